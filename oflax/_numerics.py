@@ -1,0 +1,63 @@
+"""Numerical tricks, one function each, named for the failure it prevents."""
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+# e^80 is the largest weight a null source may carry in a derivative: it leaves
+# float32 room for a sum of some thousands of them.
+MAX_EXPONENT = 80.0
+
+
+def wide_dtype(*arrays: jax.Array) -> jnp.dtype:
+  """float32 or wider: the dtype in which products with p are formed."""
+  return jnp.result_type(jnp.float32, *(x.dtype for x in arrays))
+
+
+def over(presence: jax.Array, like: jax.Array) -> jax.Array:
+  """Presence `[..., n]` with trailing ones, to meet `like` `[..., n, ...]`."""
+  return presence.reshape(presence.shape + (1,) * (like.ndim - presence.ndim))
+
+
+def quarantine(x: jax.Array, presence: jax.Array) -> jax.Array:
+  """Zeroes the non-finite entries of absent tokens, and nothing else.
+
+  Prevents 0 · NaN in values and in cotangents. Finite entries stay: the key and
+  value that a bias gives a null carry the curvature of its presence.
+  """
+  return jnp.where((over(presence, x) == 0) & ~jnp.isfinite(x), 0, x)
+
+
+def gate(update: jax.Array, presence: jax.Array) -> jax.Array:
+  """p · u in the wide dtype; exactly 0, never 0 · NaN, where p is 0."""
+  update = quarantine(update, presence)
+  return over(presence, update) * update.astype(wide_dtype(update, presence))
+
+
+def split_mass(presence: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Splits p into a mass near 1 and a constant logarithm: p = mass · e^log.
+
+  With the logarithm inside the softmax maximum, supports of presence 1e-37
+  normalise. A null has mass 0 with derivative 1 and logarithm 0, so neither
+  log 0 nor 0 / 0 arises and its curvature survives.
+  """
+  unit = lax.stop_gradient(jnp.where(presence == 0, 1, presence))
+  return presence / unit, jnp.log(unit)
+
+
+def safe_divide(numerator: jax.Array, total: jax.Array) -> jax.Array:
+  """numerator / total, and 0 with zero derivatives where total is 0."""
+  empty = total == 0
+  ratio = numerator / jnp.where(empty, 1, total)
+  return jnp.where(empty, 0, ratio)
+
+
+def shares(presence: jax.Array, axis: int | None) -> jax.Array:
+  """p / Σ p along an axis; 0 with zero derivatives where nothing is present.
+
+  Divides by the largest p first: (Σ p)² in the derivative would underflow.
+  """
+  top = jnp.max(presence, axis=axis, keepdims=True, initial=0)
+  top = lax.stop_gradient(jnp.where(top == 0, 1, top))
+  mass = presence / top
+  return safe_divide(mass, jnp.sum(mass, axis=axis, keepdims=True))
