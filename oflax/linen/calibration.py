@@ -87,7 +87,8 @@ def calibrate(
 
 def _record(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
   """Interceptor: keeps what an OPresence sees, and answers 1[h ≠ 0]."""
-  if not isinstance(context.module, OPresence):
+  is_presence = isinstance(context.module, OPresence)
+  if not is_presence or context.method_name != "__call__":
     return next_fun(*args, **kwargs)
   (carrier,) = (*args, *kwargs.values())
   context.module.sow(CALIBRATING, "carriers", carrier)
