@@ -190,7 +190,7 @@ def o_standardize(
 
   Example:
     >>> import jax.numpy as jnp
-    >>> x = jnp.array([[1.0], [3.0], [0.0]])
+    >>> x = jnp.array([[-3.0], [-1.0], [0.0]])
     >>> o_standardize(x, jnp.array([1.0, 1.0, 0.0])).round(3).tolist()
     [[-1.0], [1.0], [0.0]]
 

@@ -86,8 +86,9 @@ def o_attention(
     >>> q = k = jnp.zeros((2, 1, 4))  # all scores are 0
     >>> v = jnp.eye(2)[:, None, :]
     >>> p = jnp.array([0.5, 1.0])
-    >>> o_attention(q, k, v, p, p).round(3).tolist()
-    [[[0.167, 0.333]], [[0.333, 0.667]]]
+    >>> print(o_attention(q, k, v, p, p).squeeze(1).round(3))
+    [[0.167 0.333]
+     [0.333 0.667]]
 
   Reference: DESIGN §1, OAttention; Vaswani et al. 2017.
   """
@@ -187,8 +188,9 @@ def o_attention_weights(
   Example:
     >>> import jax.numpy as jnp
     >>> q = k = jnp.zeros((2, 1, 4))
-    >>> o_attention_weights(q, k, jnp.array([0.25, 0.75])).tolist()
-    [[[0.25, 0.75], [0.25, 0.75]]]
+    >>> print(o_attention_weights(q, k, jnp.array([0.25, 0.75])).round(3))
+    [[[0.25 0.75]
+      [0.25 0.75]]]
 
   Reference: DESIGN §1, OAttention.
   """

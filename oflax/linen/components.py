@@ -211,9 +211,9 @@ class OStandardize(WithPresence):
 
   Example:
     >>> import jax.numpy as jnp
-    >>> h = jnp.array([[1.0, 2.0], [3.0, 6.0], [0.0, 0.0]])
+    >>> h = jnp.array([[-3.0], [-1.0], [0.0]])
     >>> OStandardize(tau=1e-6).apply({}, h).round(3).tolist()
-    [[-1.0, -1.0], [1.0, 1.0], [0.0, 0.0]]
+    [[-1.0], [1.0], [0.0]]
 
   Reference: DESIGN §1, OStandardize.
   """
