@@ -9,9 +9,7 @@ from oflax import _checks
 from oflax import _numerics
 
 
-def presence(
-  carrier: jax.Array, tau: float | jax.Array = 1.0
-) -> jax.Array:
+def presence(carrier: jax.Array, tau: float | jax.Array = 1.0) -> jax.Array:
   r"""The presence of every token, from the norm of its carrier.
 
   .. math:: p_i = \|h_i\|^2 / (\tau + \|h_i\|^2)

@@ -107,9 +107,7 @@ def visibility(
   return Visibility(mask, positions, segments, bool(is_causal), window)
 
 
-def pairwise(
-  name: str, array: jax.Array, scores: tuple[int, ...]
-) -> jax.Array:
+def pairwise(name: str, array: jax.Array, scores: tuple[int, ...]) -> jax.Array:
   """`array` in the rank of `scores`: from ``[T, S]`` or that rank, with ones.
 
   Any other rank is refused: a ``[B, T, S]`` mask would be read as heads.

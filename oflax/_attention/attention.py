@@ -86,9 +86,8 @@ def o_attention(
     >>> q = k = jnp.zeros((2, 1, 4))  # all scores are 0
     >>> v = jnp.eye(2)[:, None, :]
     >>> p = jnp.array([0.5, 1.0])
-    >>> print(o_attention(q, k, v, p, p).squeeze(1).round(3))
-    [[0.167 0.333]
-     [0.333 0.667]]
+    >>> o_attention(q, k, v, p, p).tolist()
+    [[[0.167, 0.333]], [[0.333, 0.667]]]
 
   Reference: DESIGN §1, OAttention; Vaswani et al. 2017.
   """
@@ -188,9 +187,8 @@ def o_attention_weights(
   Example:
     >>> import jax.numpy as jnp
     >>> q = k = jnp.zeros((2, 1, 4))
-    >>> print(o_attention_weights(q, k, jnp.array([0.25, 0.75])).round(3))
-    [[[0.25 0.75]
-      [0.25 0.75]]]
+    >>> o_attention_weights(q, k, jnp.array([0.25, 0.75])).tolist()
+    [[[0.250, 0.750], [0.250, 0.750]]]
 
   Reference: DESIGN §1, OAttention.
   """

@@ -69,12 +69,23 @@ class _Fields(WithPresence, kw_only=True):
 
 
 _EVERYWHERE = (
-  "tau", "learnable_tau", "dtype", "param_dtype", "use_bias", "bias_init",
+  "tau",
+  "learnable_tau",
+  "dtype",
+  "param_dtype",
+  "use_bias",
+  "bias_init",
 )
 _DENSE = ("kernel_init", "precision", "dropout_rate", "deterministic")
 _ATTENTION = (
-  "num_kv_heads", "rotary", "rotary_base", "is_causal", "local_window_size",
-  "implementation", "normalize_qk", "broadcast_dropout",
+  "num_kv_heads",
+  "rotary",
+  "rotary_base",
+  "is_causal",
+  "local_window_size",
+  "implementation",
+  "normalize_qk",
+  "broadcast_dropout",
 )
 _SHARED = tuple(
   field.name

@@ -1,0 +1,107 @@
+"""The command ``oflax``."""
+
+from collections.abc import Iterator
+import contextlib
+import enum
+import pathlib
+from typing import Annotated
+from typing import Any
+
+import typer
+
+RUNS = pathlib.Path("runs")
+STEPS = 1500
+
+app = typer.Typer(
+  help="oflax: a token that is a zero vector does not exist.",
+  no_args_is_help=True,
+  add_completion=False,
+)
+
+
+class Variant(enum.StrEnum):
+  """The three subjects of a study."""
+
+  HOST = "host"
+  ATTENTION = "attention"
+  FULL = "full"
+
+
+Seed = Annotated[int, typer.Option(min=0, help="Of everything random.")]
+Steps = Annotated[
+  int, typer.Option(min=1, help="Optimizer steps of a training.")
+]
+Resume = Annotated[
+  bool, typer.Option("--resume", help="Go on with the run in the directory.")
+]
+Directory = Annotated[
+  pathlib.Path | None,
+  typer.Option(file_okay=False, help="Run folder.", show_default="runs/…"),
+]
+
+# Every command imports what it needs, so that --help is quick.
+
+
+@app.command()
+def train(
+  variant: Annotated[
+    Variant,
+    typer.Option(help="Closed in full, in its attention, or not at all."),
+  ] = Variant.FULL,
+  seed: Seed = 0,
+  steps: Steps = STEPS,
+  resume: Resume = False,
+  directory: Directory = None,
+) -> None:
+  """Train on digits, and check the laws on the trained model."""
+  from oflax.studies import digits_report
+
+  folder = directory or RUNS / f"digits-{variant}-{seed}"
+  settings = {"variant": variant.value, "seed": seed, "steps": steps}
+  _open(folder, settings, resume)
+  with _stoppable(folder):
+    digits_report.run(folder, resume=resume, **settings)
+
+
+@app.command()
+def compare_digits(
+  seed: Seed = 0,
+  steps: Steps = STEPS,
+  resume: Resume = False,
+  directory: Directory = None,
+) -> None:
+  """Compare full with the masked host on digits, out of five folds."""
+  from oflax.studies import digits_compare
+
+  folder = directory or RUNS / f"compare-digits-{seed}"
+  settings = {"seed": seed, "steps": steps}
+  _open(folder, settings, resume)
+  with _stoppable(folder):
+    print(digits_compare.compare(folder, **settings))
+
+
+def _open(folder: pathlib.Path, settings: dict[str, Any], resume: bool) -> None:
+  from oflax.studies import digits_report
+
+  try:
+    digits_report.open_folder(folder, settings, resume=resume)
+  except ValueError as error:
+    raise typer.BadParameter(str(error)) from None
+
+
+@contextlib.contextmanager
+def _stoppable(folder: pathlib.Path) -> Iterator[None]:
+  """Ctrl-C ends the command with a word on how to go on."""
+  try:
+    yield
+  except KeyboardInterrupt:
+    typer.echo(
+      f"Stopped. The checkpoint is in {folder}: run the same command with"
+      " --resume to go on.",
+      err=True,
+    )
+    raise typer.Exit(130) from None
+
+
+if __name__ == "__main__":
+  app()

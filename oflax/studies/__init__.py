@@ -1,0 +1,1 @@
+"""Studies on real data; each is a function of `oflax`'s command line."""

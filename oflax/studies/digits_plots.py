@@ -1,0 +1,120 @@
+"""The figures of the digits study."""
+
+from collections.abc import Mapping
+import csv
+import os
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+from matplotlib import pyplot as plt
+import numpy as np
+
+from oflax.studies.digits_model import SIDE
+
+PathLike = str | os.PathLike[str]
+
+
+def plot_curves(metrics: PathLike, path: PathLike) -> None:
+  """Loss and accuracy against steps.
+
+  Args:
+    metrics: The CSV file of a run.
+    path: Of the figure.
+  """
+  with open(metrics) as file:
+    rows = list(csv.DictReader(file))
+  column = {
+    name: [float(row[name]) for row in rows]
+    for name in ("step", "loss", "train_accuracy", "test_accuracy")
+  }
+  figure, (left, right) = plt.subplots(
+    1, 2, figsize=(9, 3.4), layout="constrained"
+  )
+  left.plot(column["step"], column["loss"], color="tab:blue")
+  left.set(ylabel="loss of the batch (nats)", ylim=(0, None))
+  right.plot(
+    column["step"],
+    100 * np.array(column["train_accuracy"]),
+    color="tab:blue",
+    label="training batch, augmented",
+  )
+  right.plot(
+    column["step"],
+    100 * np.array(column["test_accuracy"]),
+    color="tab:orange",
+    label="test images",
+  )
+  right.set(ylabel="accuracy (%)", ylim=(None, 101))
+  right.legend(frameon=False, loc="lower right")
+  for axes in (left, right):
+    axes.set(xlabel="step")
+    _lighten(axes)
+  _save(figure, path)
+
+
+def plot_presence(
+  pixels: np.ndarray, presence: Mapping[str, np.ndarray], path: PathLike
+) -> None:
+  """Presence over the image, layer by layer.
+
+  Args:
+    pixels: ``[b, 64]``.
+    presence: Name of the site to presence ``[b, 64]``.
+    path: Of the figure.
+  """
+  columns = len(presence) + 1
+  figure, grid = plt.subplots(
+    len(pixels),
+    columns,
+    figsize=(1.35 * columns + 0.6, 1.4 * len(pixels) + 0.3),
+    layout="constrained",
+    squeeze=False,
+  )
+  panels = {"image": pixels, **presence}
+  for row in range(len(pixels)):
+    for axes, (name, values) in zip(grid[row], panels.items(), strict=True):
+      image = np.asarray(values[row]).reshape(SIDE, SIDE)
+      ink = name == "image"
+      shown = axes.imshow(
+        image, vmin=0, vmax=1, cmap="gray_r" if ink else "viridis"
+      )
+      axes.set(xticks=[], yticks=[])
+      if row == 0:
+        axes.set_title(name, fontsize=9)
+  figure.colorbar(shown, ax=grid, label="presence", shrink=0.8)
+  _save(figure, path)
+
+
+def plot_ink(accuracy: Mapping[float, float], path: PathLike) -> None:
+  """Accuracy against the share of ink set to null.
+
+  Args:
+    accuracy: Share to accuracy, both in [0, 1].
+    path: Of the figure.
+  """
+  figure, axes = plt.subplots(figsize=(4.6, 3.4), layout="constrained")
+  shares = 100 * np.array(list(accuracy))
+  percent = 100 * np.array(list(accuracy.values()))
+  axes.plot(shares, percent, marker="o", color="tab:blue")
+  axes.axhline(10, color="gray", linestyle=":", linewidth=1)
+  axes.text(0, 11.5, "chance", color="gray", fontsize=9)
+  axes.set(
+    xlabel="ink tokens set to null (%)",
+    ylabel="test accuracy (%)",
+    ylim=(0, 102),
+  )
+  _lighten(axes)
+  _save(figure, path)
+
+
+def _lighten(axes: plt.Axes) -> None:
+  axes.spines[["top", "right"]].set_visible(False)
+  axes.grid(color="0.92")
+  axes.set_axisbelow(True)
+
+
+def _save(figure: plt.Figure, path: PathLike) -> None:
+  figure.savefig(path, dpi=150, facecolor="white")
+  plt.close(figure)

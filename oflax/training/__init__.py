@@ -1,0 +1,15 @@
+"""Training: a state, a step from a loss, a loop that may stop anywhere."""
+
+from oflax.training.checkpoints import Checkpoints
+from oflax.training.fit import fit
+from oflax.training.state import TrainState
+from oflax.training.state import create_state
+from oflax.training.step import train_step
+
+__all__ = (
+  "Checkpoints",
+  "TrainState",
+  "create_state",
+  "fit",
+  "train_step",
+)
