@@ -50,7 +50,7 @@ def check_rank(name: str, array: jax.Array, rank: int, shape: str) -> None:
 def per_token(
   name: str, value: typing.Any, tokens: tuple[int, ...]
 ) -> jax.Array:
-  """`value` with one entry a token: of shape `tokens`, or without batch axes."""
+  """`value`, one entry a token: in shape `tokens`, or without batch axes."""
   array = jnp.asarray(value)
   if array.shape not in (tokens, tokens[-1:]):
     raise ValueError(

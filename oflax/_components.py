@@ -1,5 +1,6 @@
 """The O-components: token-local maps gated by presence, token sums weighed by
-it, and the combinators under which closure is closed."""
+it, and the combinators under which closure is closed.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -271,7 +272,7 @@ def present_mean(losses: jax.Array, presence: jax.Array) -> jax.Array:
 
 
 def residual(fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-  """h + fn(h): closed if fn is.
+  """H + fn(h): closed if fn is.
 
   Args:
     fn: ``(carrier, ...) -> update`` of the carrier's shape.

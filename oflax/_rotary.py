@@ -20,7 +20,7 @@ def rotate(x: jax.Array, positions: jax.Array, base: float) -> jax.Array:
   half = x.shape[-1] // 2
   wide = jnp.promote_types(x.dtype, jnp.float32)
   frequency = base ** (-jnp.arange(half, dtype=wide) / max(half, 1))
-  shape = positions.shape + (1, half)
+  shape = (*positions.shape, 1, half)
   angle = jnp.broadcast_to(positions[..., None, None].astype(wide), shape)
   angle = angle * jnp.broadcast_to(frequency, shape)
   sin, cos = jnp.sin(angle), jnp.cos(angle)

@@ -116,7 +116,8 @@ def pairwise(name: str, array: jax.Array, scores: tuple[int, ...]) -> jax.Array:
   if array.ndim == 2:
     array = array.reshape((1,) * (len(scores) - 2) + shape)
   fits = array.ndim == len(scores) and all(
-    size in (1, wanted) for size, wanted in zip(array.shape, scores)
+    size in (1, wanted)
+    for size, wanted in zip(array.shape, scores, strict=True)
   )
   if not fits:
     raise ValueError(
@@ -142,6 +143,6 @@ def _window(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
 def _pairs(
   sides: tuple[jax.Array, jax.Array],
 ) -> tuple[jax.Array, jax.Array]:
-  """``[..., T]`` and ``[..., S]`` as ``[..., 1, T, 1]`` and ``[..., 1, 1, S]``."""
+  """``[..., T]``, ``[..., S]`` as ``[..., 1, T, 1]``, ``[..., 1, 1, S]``."""
   receivers, sources = sides
   return receivers[..., None, :, None], sources[..., None, None, :]

@@ -3,7 +3,7 @@
 import os
 
 # Set before jax starts. Several host devices, as users have them; and programs
-# this small run once or twice, so that optimising them costs more than it saves.
+# this small run once or twice: optimising them costs more than it saves.
 os.environ["XLA_FLAGS"] = " ".join(
   (
     os.environ.get("XLA_FLAGS", ""),

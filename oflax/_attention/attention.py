@@ -235,9 +235,8 @@ def o_attention_weights(
 
 
 def _arrays(query: Any, key: Any, value: Any) -> tuple[jax.Array, ...]:
-  arrays = dict(
-    zip(("query", "key", "value"), map(jnp.asarray, (query, key, value)))
-  )
+  given = {"query": query, "key": key, "value": value}
+  arrays = {name: jnp.asarray(array) for name, array in given.items()}
   for name, array in arrays.items():
     _checks.check_floating(name, array)
     _checks.check_rank(name, array, 3, "[..., tokens, heads, features]")

@@ -15,10 +15,10 @@ from oflax.linen.transformer import OBlock
 from oflax.linen.transformer import OTransformer
 
 __all__ = (
+  "OFFN",
   "OAttention",
   "OBlock",
   "OEmbed",
-  "OFFN",
   "OInject",
   "ONorm",
   "OPool",

@@ -39,7 +39,7 @@ class OInject(WithPresence):
     *,
     presence: jax.Array | None = None,
   ) -> jax.Array:
-    """Maps ``[..., n, d]`` and a signal broadcasting to it to ``[..., n, d]``."""
+    """Maps ``[..., n, d]``, and a signal that fits it, to ``[..., n, d]``."""
     presence = self.own_presence(carrier, presence)
     return _components.o_inject(carrier, signal, presence)
 

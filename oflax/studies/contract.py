@@ -1,0 +1,281 @@
+"""The contract: every law on every subject, dtype and transform."""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from oflax._attention.attention import IMPLEMENTATIONS
+from oflax.laws import rounding
+from oflax.laws import trials as laws_trials
+from oflax.laws.report import Report
+from oflax.laws.report import Row
+from oflax.studies import contract_subjects as subjects
+from oflax.studies.contract_subjects import Subject
+
+EAGER_TRIALS = 2
+EAGER = (
+  "o_attention, reference, float32, jit",
+  "o_standardize, float32, jit",
+  "cross, reference, float32, jit",
+  "OTransformer, float32, jit",
+)
+Trial = Callable[[laws_trials.Draws], laws_trials.Outcome]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """One compiled program of the contract: a subject, a dtype, a transform."""
+
+  subject: Subject
+  dtype: str = "float32"
+  transform: str = "jit"
+
+  @property
+  def name(self) -> str:
+    return f"{self.subject.name}, {self.dtype}, {self.transform}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Contract:
+  """What came of it: a report by law, and where laws were violated."""
+
+  report: Report
+  failures: tuple[str, ...]
+  seed: int
+  programs: int
+
+  def __str__(self) -> str:
+    trials = sum(row.trials for row in self.report.rows)
+    violations = sum(row.violations for row in self.report.rows)
+    return "\n".join(
+      (
+        str(self.report),
+        "",
+        f"{trials:,} trials in {self.programs} programs, {violations:,}"
+        f" violations (seed {self.seed})",
+        *self.failures,
+      )
+    )
+
+
+def programs() -> list[Program]:
+  """The fixed grid: each subject in float32 under jit, and some in each other
+  dtype and transform. At most 60.
+  """
+  functions = subjects.functions(
+    tuple(name for name in IMPLEMENTATIONS if name)
+  )
+  modules = subjects.modules()
+  grid = [Program(subject) for subject in (*functions, *modules)]
+  by_name = {subject.name: subject for subject in (*functions, *modules)}
+  others = (
+    ("o_norm", "bfloat16", "vmap"),
+    ("o_standardize", "float16", "scan"),
+    ("o_attention, reference", "bfloat16", "scan"),
+    ("o_attention, reference", "float16", "remat"),
+    ("o_attention, reference", "float64", "vmap"),
+    ("bias, reference", "bfloat16", "vmap"),
+    ("causal, reference", "float16", "vmap"),
+    ("cross, mask, reference", "float16", "jit"),
+    ("large scores, reference", "float32", "remat"),
+    ("OFFN gated", "bfloat16", "jit"),
+    ("OAttention", "bfloat16", "remat"),
+    ("OAttention ordered", "float16", "jit"),
+    ("OBlock", "float16", "scan"),
+    ("OBlock post", "bfloat16", "vmap"),
+    ("OTransformer", "bfloat16", "jit"),
+    ("OTransformer", "float64", "jit"),
+    ("OTransformer", "float32", "vmap"),
+    ("OTransformer ordered", "float32", "scan"),
+    ("OTransformer post", "float32", "remat"),
+  )
+  grid += [Program(by_name[name], *rest) for name, *rest in others]
+  return grid
+
+
+def run(
+  trials: int = 20_000,
+  seed: int = 0,
+  *,
+  only: str = "",
+  on_program: Callable[[str], None] = lambda name: None,
+) -> Contract:
+  """Tries every law; a trial is one subject, one law, one input.
+
+  Args:
+    trials: At least how many in all.
+    seed: Of parameters, tokens and null patterns; the same seed replays.
+    only: Restricts to the programs whose name holds this text.
+    on_program: Called with the name of each program as it starts.
+
+  Returns:
+    The report and its failures.
+
+  Raises:
+    ValueError: `trials` is not positive, or no program has `only` in its name.
+
+  Example:
+    >>> run(trials=16, only="o_gate, float32").report.passed
+    True
+
+  Reference: DESIGN §2.
+  """
+  if trials < 1:
+    raise ValueError(f"trials must be positive, got {trials!r}.")
+  chosen = [program for program in programs() if only in program.name]
+  if not chosen:
+    raise ValueError(f"only must be part of a program's name, got {only!r}.")
+  rows: dict[str, list[Row]] = {}
+  failures = []
+  # Programs try five laws or more on every input.
+  inputs = -(-trials // (5 * len(chosen)))
+  for program, name, outcome in _outcomes(chosen, inputs, seed, on_program):
+    for row in laws_trials.rows_of(outcome):
+      exact = row.allowed == 0
+      label = row.law if exact else f"{row.law}, {program.dtype}"
+      rows.setdefault(label, []).append(row)
+      if row.violations:
+        failures.append(
+          f"violated by {name}: {row.law}, {row.violations} of {row.trials},"
+          f" largest deviation {row.deviation:.2g}, allowed {row.allowed:.2g}"
+        )
+  report = Report(tuple(_sum(label, rows[label]) for label in sorted(rows)))
+  return Contract(report, tuple(failures), seed, len(chosen))
+
+
+def _outcomes(
+  chosen: list[Program],
+  inputs: int,
+  seed: int,
+  on_program: Callable[[str], None],
+) -> Iterator[tuple[Program, str, laws_trials.Outcome]]:
+  """Runs the programs; some of them a few times eagerly, too."""
+  for program in chosen:
+    on_program(program.name)
+    rng = np.random.default_rng((seed, *program.name.encode()))
+    with jax.enable_x64(program.dtype == "float64"):
+      trial, draws = _trial(program), _draw(program, rng, inputs)
+      yield program, program.name, laws_trials.many(trial, draws)
+      if program.name in EAGER:
+        drawn = [
+          trial(jax.tree.map(lambda x, i=i: jnp.asarray(x[i]), draws))
+          for i in range(min(inputs, EAGER_TRIALS))
+        ]
+        outcome = jax.tree.map(lambda *x: np.stack(x), *drawn)
+        yield program, program.name.replace("jit", "eager"), outcome
+
+
+def _sum(label: str, rows: list[Row]) -> Row:
+  return Row(
+    label,
+    sum(row.trials for row in rows),
+    sum(row.violations for row in rows),
+    max(row.deviation for row in rows),
+    max(row.allowed for row in rows),
+  )
+
+
+def _draw(
+  program: Program, rng: np.random.Generator, trials: int
+) -> laws_trials.Draws:
+  """What chance decides in the trials of a program."""
+  n, shape = subjects.NUM_TOKENS, (subjects.NUM_TOKENS, subjects.FEATURES)
+  draws = laws_trials.draw_closure(rng, trials, n, shape)
+  draws["params"] = program.subject.draw(rng, trials)
+  draws["tokens"] = rng.normal(size=(trials, *shape)).astype(np.float32)
+  draws["receivers"] = rng.normal(size=(trials, *shape)).astype(np.float32)
+  draws["null receivers"] = rng.random((trials, n)) < 0.4
+  return draws
+
+
+def _trial(program: Program) -> Trial:
+  """One trial of a program."""
+  subject, dtype = program.subject, jnp.dtype(program.dtype)
+
+  def rule(allowed: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return allowed, allowed
+
+  def trial(draws: laws_trials.Draws) -> laws_trials.Outcome:
+    h = draws["tokens"].astype(dtype)
+    fn = functools.partial(subject.apply, draws["params"])
+    if subject.cross:
+      nulls = draws["null receivers"][:, None]
+      receivers = jnp.where(nulls, 0, draws["receivers"].astype(dtype))
+      return _cross_trial(fn, receivers, h, draws, rule)
+    mapped = _TRANSFORMS[program.transform](fn)
+    outcome = laws_trials.closure_trial(
+      mapped, h, draws, rule, unordered=subject.unordered
+    )
+    if dtype.itemsize == 2:
+      outcome["16 bits agree with float32"] = _against_float32(mapped, h)
+    return outcome
+
+  return trial
+
+
+def _cross_trial(
+  attend: subjects.Attend,
+  receivers: jax.Array,
+  sources: jax.Array,
+  draws: laws_trials.Draws,
+  rule: laws_trials.Tolerances,
+) -> laws_trials.Outcome:
+  """Laws 1, 2 and 4 of attention between two sets of tokens."""
+  largest = rounding.largest
+  inputs = rounding.perturbed(sources)
+  plain = jax.vmap(lambda s: attend(receivers, s))(inputs)
+  outputs = attend(receivers, laws_trials.inserted(sources, draws["places"]))
+  scale = jnp.maximum(1, largest(plain[0]))
+  rtol, atol = rule(rounding.amplified(plain, sources))
+  allowed = (atol + rtol * largest(plain[0])) / scale
+  empty, pullback = jax.vjp(attend, receivers, jnp.zeros_like(sources))
+  derivatives = pullback(draws["weights"].astype(empty.dtype))
+  nulls = jnp.broadcast_to(draws["null receivers"][:, None], outputs.shape)
+  exact = jnp.zeros(())
+  return {
+    "null receivers get exactly 0": (
+      largest(jnp.where(nulls, outputs, 0)),
+      exact,
+    ),
+    "null sources change no output": (
+      largest(outputs - plain[0]) / scale,
+      allowed,
+    ),
+    "empty support gives exactly 0": (largest(empty), exact),
+    "empty support has no derivative": (largest(derivatives), exact),
+  }
+
+
+def _against_float32(
+  fn: subjects.Map, h: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """The deviation of a 16-bit result, of 4 ulp amplified that are allowed."""
+  outputs = jax.vmap(fn)(rounding.perturbed(h))
+  wide = fn(h.astype(jnp.float32))
+  scale = jnp.maximum(1, rounding.largest(wide))
+  deviation = rounding.largest(outputs[0].astype(jnp.float32) - wide) / scale
+  return deviation, rounding.amplified(outputs, h) / 2
+
+
+def _scanned(fn: subjects.Map) -> subjects.Map:
+  def scanned(h: jax.Array) -> jax.Array:
+    _, outputs = jax.lax.scan(
+      lambda carry, x: (carry, fn(x)), None, jnp.stack([h, -h])
+    )
+    return outputs[0]
+
+  return scanned
+
+
+_TRANSFORMS: dict[str, Callable[[Any], Any]] = {
+  "jit": lambda fn: fn,
+  "vmap": lambda fn: lambda h: jax.vmap(fn)(jnp.stack([h, -h]))[0],
+  "scan": _scanned,
+  "remat": jax.checkpoint,
+}

@@ -1,0 +1,247 @@
+"""What the contract tries: every operator and module."""
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import oflax
+from oflax import linen
+
+NUM_TOKENS, FEATURES, HEADS = 6, 8, 2
+Map = Callable[[jax.Array], jax.Array]
+Attend = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+  """A closed map of carriers, or one of two sets of carriers.
+
+  Attributes:
+    name: As printed.
+    shapes: Tree of the shapes of its parameters.
+    apply: ``(params, tokens) -> outputs``; if `cross`,
+      ``(params, receivers, sources) -> outputs``.
+    unordered: Whether permutation equivariance is promised.
+    cross: Whether it maps two sets of carriers.
+  """
+
+  name: str
+  shapes: Any
+  apply: Callable[..., jax.Array]
+  unordered: bool = True
+  cross: bool = False
+
+  def draw(self, rng: np.random.Generator, trials: int) -> Any:
+    """Parameters for every trial, all non-zero; thresholds positive."""
+
+    def leaf(path: Any, shape: jax.ShapeDtypeStruct) -> np.ndarray:
+      value = 0.5 * rng.normal(size=(trials, *shape.shape))
+      is_tau = getattr(path[-1], "key", None) == "tau"
+      return (np.exp(value) if is_tau else value).astype(shape.dtype)
+
+    return jax.tree_util.tree_map_with_path(leaf, self.shapes)
+
+
+def module_subject(name: str, module: nn.Module, **flags: Any) -> Subject:
+  """A module that maps carriers to carriers."""
+  h = jnp.zeros((NUM_TOKENS, FEATURES))
+  inputs = (h, h) if flags.get("cross") else (h,)
+  shapes = jax.eval_shape(module.init, jax.random.key(0), *inputs)
+  return Subject(name, shapes, module.apply, **flags)
+
+
+def attention_subject(
+  name: str,
+  *,
+  options: Callable[[jax.Array, jax.Array], dict[str, Any]] | None = None,
+  kv_heads: int = HEADS,
+  scores: float = 1.0,
+  cross: bool = False,
+  unordered: bool = True,
+  **fixed: Any,
+) -> Subject:
+  """`o_attention` with biased projections, as every model has them.
+
+  `options(receivers, sources)` makes the visibility arguments from carriers, so
+  that they follow their tokens; `scores` scales the scores.
+  """
+
+  def attend(
+    params: Any, receivers: jax.Array, sources: jax.Array
+  ) -> jax.Array:
+    def project(name: str, h: jax.Array) -> jax.Array:
+      kernel, bias = params[name]
+      out = jnp.einsum("nd,dhf->nhf", h.astype(jnp.float32), kernel)
+      return (out + jnp.broadcast_to(bias, out.shape)).astype(h.dtype)
+
+    out = oflax.o_attention(
+      project("q", receivers) * jnp.asarray(scores, receivers.dtype),
+      project("k", sources),
+      project("v", sources),
+      oflax.presence(receivers),
+      oflax.presence(sources),
+      **(options(receivers, sources) if options else {}),
+      **fixed,
+    )
+    return out.reshape(receivers.shape)
+
+  shapes = {
+    name: (
+      jax.ShapeDtypeStruct((FEATURES, heads, FEATURES // HEADS), jnp.float32),
+      jax.ShapeDtypeStruct((heads, FEATURES // HEADS), jnp.float32),
+    )
+    for name, heads in (("q", HEADS), ("k", kv_heads), ("v", kv_heads))
+  }
+  if cross:
+    return Subject(name, shapes, attend, unordered, cross)
+  return Subject(name, shapes, lambda p, h: attend(p, h, h), unordered)
+
+
+def _mask(receivers: jax.Array, sources: jax.Array) -> dict[str, Any]:
+  # Signs survive the relative perturbations of the rounding rule.
+  return {"mask": (receivers[:, 0] > 0)[:, None] | (sources[:, 1] > 0)[None]}
+
+
+def _bias(receivers: jax.Array, sources: jax.Array) -> dict[str, Any]:
+  bias = receivers @ sources.T
+  return {"bias": jnp.where(sources[:, 0] > 1, -jnp.inf, bias)}
+
+
+def _segments(receivers: jax.Array, sources: jax.Array) -> dict[str, Any]:
+  return {
+    "receiver_segments": (receivers[:, 0] > 0).astype(jnp.int32),
+    "source_segments": (sources[:, 0] > 0).astype(jnp.int32),
+  }
+
+
+def _local(name: str, fn: Callable[..., jax.Array], unordered: bool) -> Subject:
+  """A subject from fn(h, presence, kernel, bias)."""
+  shapes = (
+    jax.ShapeDtypeStruct((FEATURES, FEATURES), jnp.float32),
+    jax.ShapeDtypeStruct((FEATURES,), jnp.float32),
+  )
+
+  def apply(params: Any, h: jax.Array) -> jax.Array:
+    return fn(h, oflax.presence(h), *params)
+
+  return Subject(name, shapes, apply, unordered)
+
+
+def _affine(h: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
+  update = h.astype(jnp.float32) @ kernel
+  return (update + jnp.broadcast_to(bias, update.shape)).astype(h.dtype)
+
+
+def _inject(
+  h: jax.Array, p: jax.Array, kernel: jax.Array, bias: jax.Array
+) -> jax.Array:
+  del bias
+  return oflax.o_inject(h, kernel[oflax.presence_rank(p)], p)
+
+
+def _pool(
+  h: jax.Array, p: jax.Array, kernel: jax.Array, bias: jax.Array
+) -> jax.Array:
+  del kernel, bias
+  return oflax.o_gate(jnp.broadcast_to(oflax.o_pool(h, p), h.shape), p)
+
+
+def _closures(
+  h: jax.Array, p: jax.Array, kernel: jax.Array, bias: jax.Array
+) -> jax.Array:
+  del p
+
+  def norm(h: jax.Array) -> jax.Array:
+    return oflax.o_norm(h, oflax.presence(h), scale=bias, bias=bias)
+
+  def ffn(h: jax.Array) -> jax.Array:
+    return oflax.o_ffn(
+      h, oflax.presence(h), lambda h: jnp.tanh(_affine(h, kernel, bias))
+    )
+
+  return oflax.residual(oflax.compose(norm, ffn))(h)
+
+
+def functions(implementations: tuple[str | None, ...]) -> list[Subject]:
+  """The functional core; the attentions in every implementation."""
+  local = {
+    "o_gate": lambda h, p, w, b: oflax.o_gate(_affine(h, w, b), p),
+    "o_ffn": lambda h, p, w, b: oflax.o_ffn(h, p, lambda h: _affine(h, w, b)),
+    "o_norm": lambda h, p, w, b: oflax.o_norm(h, p, scale=b, bias=w[0]),
+    "o_norm rms": lambda h, p, w, b: oflax.o_norm(
+      h, p, kind="rms", scale=b, bias=w[0]
+    ),
+    "o_inject": _inject,
+    "o_standardize": lambda h, p, w, b: oflax.o_standardize(h, p),
+    "o_pool": _pool,
+    "residual, compose": _closures,
+  }
+  subjects = [
+    _local(name, fn, unordered=name != "o_inject") for name, fn in local.items()
+  ]
+  for name in implementations:
+    suffix = f", {name}"
+    common = {"implementation": name}
+    subjects += [
+      attention_subject("o_attention" + suffix, **common),
+      attention_subject("mask" + suffix, options=_mask, **common),
+      attention_subject("bias" + suffix, options=_bias, **common),
+      attention_subject("segments" + suffix, options=_segments, **common),
+      attention_subject(
+        "causal" + suffix, is_causal=True, unordered=False, **common
+      ),
+      attention_subject(
+        "window" + suffix, local_window_size=(1, 2), unordered=False, **common
+      ),
+      attention_subject("grouped heads" + suffix, kv_heads=1, **common),
+      attention_subject("large scores" + suffix, scores=30.0, **common),
+      attention_subject("cross" + suffix, cross=True, **common),
+      attention_subject(
+        "cross, mask" + suffix, cross=True, options=_mask, **common
+      ),
+    ]
+  return subjects
+
+
+def modules() -> list[Subject]:
+  """The modules and the OTransformer."""
+  ordered = {"rotary": True, "is_causal": True, "local_window_size": (3, 0)}
+  model = {"num_layers": 2, "num_heads": HEADS, "mlp_dim": 12}
+  return [
+    module_subject("ONorm", linen.ONorm()),
+    module_subject("OFFN", linen.OFFN(12)),
+    module_subject("OFFN gated", linen.OFFN(12, gated=True)),
+    module_subject("OStandardize", linen.OStandardize()),
+    module_subject("OAttention", linen.OAttention(HEADS, normalize_qk=True)),
+    module_subject(
+      "OAttention ordered",
+      linen.OAttention(HEADS, num_kv_heads=1, **ordered),
+      unordered=False,
+    ),
+    module_subject("OAttention cross", linen.OAttention(HEADS), cross=True),
+    module_subject("OBlock", linen.OBlock(HEADS, 12)),
+    module_subject(
+      "OBlock post", linen.OBlock(HEADS, 12, norm_placement="post")
+    ),
+    module_subject("OTransformer", linen.OTransformer(**model)),
+    module_subject(
+      "OTransformer post",
+      linen.OTransformer(norm_placement="post", norm="rms", **model),
+    ),
+    module_subject(
+      "OTransformer ordered",
+      linen.OTransformer(gated=True, final_norm=True, **ordered, **model),
+      unordered=False,
+    ),
+    module_subject(
+      "OTransformer scanned",
+      linen.OTransformer(
+        scan_layers=True, remat=True, learnable_tau=True, **model
+      ),
+    ),
+  ]
