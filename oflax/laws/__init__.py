@@ -4,8 +4,8 @@ Each assertion takes a user's own function and raises an AssertionError that
 names the law, the place and the size of the violation. With `rtol` and `atol`
 None, what must be exact is compared exactly, and the rest by the rounding rule:
 8 · eps · max(1, amplification), relative to max(1, largest value), where the
-amplification is how strongly the function magnifies a relative perturbation of
-its input (for attention, about the largest score).
+amplification is how strongly the function magnifies a change of the last bits
+of its input (for attention, about the largest score).
 """
 
 from oflax.laws.attention import assert_empty_support

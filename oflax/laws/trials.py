@@ -161,6 +161,27 @@ def closure_trial(
   return outcome
 
 
+def curvature(
+  fn: Map, h: jax.Array, draws: Draws
+) -> tuple[jax.Array, jax.Array]:
+  """Second derivatives at nulls, against central differences; in float64."""
+  places, weights = draws["places"], inserted(draws["weights"], draws["places"])
+  tokens = inserted(h, places)
+  # Any direction will do that moves the nulls alone.
+  direction = jnp.sin(jnp.arange(1.0, tokens.size + 1)).astype(h.dtype)
+  direction = direction.reshape(tokens.shape).at[..., places, :].set(0)
+  gradient = jax.grad(lambda h: jnp.sum(weights * fn(h)))
+  _, exact = jax.jvp(gradient, (tokens,), (direction,))
+  step = 1e-6
+  ahead, behind = (
+    gradient(tokens + sign * step * direction) for sign in (1, -1)
+  )
+  difference = (ahead - behind) / (2 * step)
+  scale = jnp.maximum(1, largest(difference))
+  # Differences err by step² / ε where a norm adds ε = 1e-6 to its variance.
+  return largest(exact - difference) / scale, jnp.asarray(1e-5)
+
+
 def _draw_tokens(
   rng: np.random.Generator, trials: int, tokens: np.ndarray
 ) -> np.ndarray:

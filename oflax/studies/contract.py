@@ -133,8 +133,8 @@ def run(
     raise ValueError(f"only must be part of a program's name, got {only!r}.")
   rows: dict[str, list[Row]] = {}
   failures = []
-  # Programs try five laws or more on every input.
-  inputs = -(-trials // (5 * len(chosen)))
+  # Programs try four laws or more on every input.
+  inputs = -(-trials // (4 * len(chosen)))
   for program, name, outcome in _outcomes(chosen, inputs, seed, on_program):
     for row in laws_trials.rows_of(outcome):
       exact = row.allowed == 0
@@ -214,6 +214,14 @@ def _trial(program: Program) -> Trial:
     )
     if dtype.itemsize == 2:
       outcome["16 bits agree with float32"] = _against_float32(mapped, h)
+    if dtype.itemsize == 4 and subject.all_present:
+      outcome["all present is standard attention"] = _against_standard(
+        functools.partial(subject.all_present, draws["params"]), h
+      )
+    if dtype.itemsize == 8:
+      outcome["curvature at nulls is that of differences"] = (
+        laws_trials.curvature(mapped, h, draws)
+      )
     return outcome
 
   return trial
@@ -261,6 +269,16 @@ def _against_float32(
   scale = jnp.maximum(1, rounding.largest(wide))
   deviation = rounding.largest(outputs[0].astype(jnp.float32) - wide) / scale
   return deviation, rounding.amplified(outputs, h) / 2
+
+
+def _against_standard(
+  all_present: Callable[[jax.Array], tuple[jax.Array, jax.Array]], h: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """The deviation from the ordinary operator where everything is present."""
+  outputs, standard = jax.vmap(all_present)(rounding.perturbed(h))
+  scale = jnp.maximum(1, rounding.largest(standard[0]))
+  deviation = rounding.largest(outputs[0] - standard[0]) / scale
+  return deviation, 2 * rounding.amplified(outputs, h)
 
 
 def _scanned(fn: subjects.Map) -> subjects.Map:

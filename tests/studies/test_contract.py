@@ -1,0 +1,62 @@
+"""The contract counts trials, finds violations, and can be replayed."""
+
+import dataclasses
+
+import pytest
+
+from oflax.studies import contract
+from oflax.studies import contract_subjects
+
+
+def test_the_grid_is_small_and_covers_dtypes_and_transforms():
+  grid = contract.programs()
+  assert len(grid) <= 60
+  assert len({program.name for program in grid}) == len(grid)
+  assert {program.dtype for program in grid} == {
+    "float32",
+    "bfloat16",
+    "float16",
+    "float64",
+  }
+  assert {program.transform for program in grid} == {
+    "jit",
+    "vmap",
+    "scan",
+    "remat",
+  }
+  assert set(contract.EAGER) <= {program.name for program in grid}
+
+
+@pytest.mark.parametrize(
+  "only",
+  ["o_norm, bfloat16", "cross, reference, float32", "OBlock, float16"],
+)
+def test_the_laws_hold(only):
+  result = contract.run(80, only=only)
+  assert result.report.passed, str(result)
+  assert sum(row.trials for row in result.report.rows) >= 80
+
+
+def test_a_violation_is_counted_and_named(monkeypatch):
+  def ungated(params, h):
+    return h + 1
+
+  def broken(implementations):
+    (subject, *_) = functions(implementations)
+    return [dataclasses.replace(subject, apply=ungated)]
+
+  functions = contract_subjects.functions
+  program = contract.Program(broken(("reference",))[0])
+  monkeypatch.setattr(contract, "programs", lambda: [program])
+  result = contract.run(20)
+  assert not result.report.passed
+  assert any(
+    "o_gate, float32, jit: null tokens emit" in f for f in result.failures
+  )
+
+
+def test_wrong_arguments_are_named():
+  with pytest.raises(ValueError, match="trials must be positive, got 0"):
+    contract.run(0)
+  with pytest.raises(ValueError, match=r"only must be .*'nothing'"):
+    contract.run(1, only="nothing")

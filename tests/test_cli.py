@@ -1,0 +1,110 @@
+"""The command: its options, what it refuses, and Ctrl-C."""
+
+import subprocess
+import sys
+
+import pytest
+from typer import testing
+
+from oflax import cli
+from oflax.studies import digits
+from oflax.studies import digits_compare
+from oflax.studies import digits_report
+
+
+def call(*arguments):
+  return testing.CliRunner().invoke(
+    cli.app, [str(argument) for argument in arguments], terminal_width=200
+  )
+
+
+@pytest.fixture
+def calls(monkeypatch):
+  seen = []
+  monkeypatch.setattr(
+    digits_report, "run", lambda *args, **kwargs: seen.append((args, kwargs))
+  )
+  return seen
+
+
+def test_train_passes_its_options_on(calls, tmp_path):
+  folder = tmp_path / "run"
+  result = call(
+    "train", "--variant", "host", "--seed", 3, "--steps", 9, "--directory",
+    folder,
+  )  # fmt: skip
+  assert result.exit_code == 0, result.output
+  settings = {"variant": "host", "seed": 3, "steps": 9, "resume": False}
+  assert calls == [((folder,), settings)]
+
+
+def test_the_default_folder_names_variant_and_seed(
+  calls, tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  assert call("train", "--seed", 2).exit_code == 0
+  (((folder,), settings),) = calls
+  assert str(folder) == "runs/digits-full-2"
+  assert settings["steps"] == digits.STEPS
+
+
+def test_a_used_folder_needs_resume(calls, tmp_path):
+  arguments = ("train", "--directory", tmp_path / "run")
+  assert call(*arguments).exit_code == 0
+  refused = call(*arguments)
+  assert refused.exit_code == 2
+  assert "--resume" in refused.output
+  assert call(*arguments, "--resume").exit_code == 0
+  refused = call(*arguments, "--resume", "--steps", 5)
+  assert refused.exit_code == 2
+  assert "'steps': 5" in refused.output
+  assert len(calls) == 2
+
+
+@pytest.mark.parametrize(
+  ("option", "value"),
+  [("--variant", "ordinary"), ("--seed", "-1"), ("--steps", "0")],
+)
+def test_a_wrong_option_is_refused_by_name_and_value(calls, option, value):
+  result = call("train", option, value)
+  assert result.exit_code == 2
+  assert option in result.output
+  assert value in result.output
+  assert not calls
+
+
+def test_a_file_for_a_folder_is_refused(calls, tmp_path):
+  (tmp_path / "file").touch()
+  assert call("train", "--directory", tmp_path / "file").exit_code == 2
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch):
+  def interrupted(*args, **kwargs):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(digits_report, "run", interrupted)
+  result = call("train", "--directory", tmp_path / "run")
+  assert result.exit_code == 130
+  assert "--resume" in result.output
+
+
+def test_compare_digits_prints_the_comparison(tmp_path, monkeypatch):
+  monkeypatch.setattr(
+    digits_compare,
+    "compare",
+    lambda folder, **kwargs: (folder.name, kwargs),
+  )
+  result = call("compare-digits", "--steps", 4, "--directory", tmp_path / "run")
+  assert result.output == "('run', {'seed': 0, 'steps': 4})\n"
+
+
+def test_help_waits_for_neither_plots_nor_data():
+  code = (
+    "import sys, oflax.cli\n"
+    "print({'matplotlib', 'sklearn', 'orbax.checkpoint'} & {*sys.modules})"
+  )
+  result = subprocess.run(
+    [sys.executable, "-c", code], check=True, capture_output=True, text=True
+  )
+  assert result.stdout == "set()\n"
+  assert "train" in call("--help").output
