@@ -1,8 +1,8 @@
 """Visibility: who may look at whom, as one value."""
 
+from collections.abc import Sequence
 import dataclasses
 import functools
-import numbers
 from typing import Any
 
 import jax
@@ -130,14 +130,13 @@ def pairwise(name: str, array: jax.Array, scores: tuple[int, ...]) -> jax.Array:
 def _window(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
   if size is None:
     return None
-  single = isinstance(size, numbers.Integral)
-  window = (size, size) if single else tuple(size)
-  if len(window) != 2 or any(side < 0 for side in window):
+  window = tuple(size) if isinstance(size, Sequence) else (size, size)
+  if len(window) != 2 or min(window) < 0:
     raise ValueError(
       "local_window_size must be w or (left, right), not negative, got"
       f" {size!r}."
     )
-  return window
+  return window[0], window[1]
 
 
 def _pairs(

@@ -1,5 +1,6 @@
 """The command ``oflax``."""
 
+from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import enum
@@ -10,7 +11,7 @@ from typing import Any
 import typer
 
 RUNS = pathlib.Path("runs")
-STEPS = 1500
+STEPS = 1200
 
 app = typer.Typer(
   help="oflax: a token that is a zero vector does not exist.",
@@ -27,9 +28,21 @@ class Variant(enum.StrEnum):
   FULL = "full"
 
 
-Seed = Annotated[int, typer.Option(min=0, help="Of everything random.")]
+def _at_least(minimum: int) -> Callable[[int], int]:
+  def check(value: int) -> int:
+    if value < minimum:
+      raise typer.BadParameter(f"must be at least {minimum}, got {value}.")
+    return value
+
+  return check
+
+
+Seed = Annotated[
+  int, typer.Option(callback=_at_least(0), help="Of everything random.")
+]
 Steps = Annotated[
-  int, typer.Option(min=1, help="Optimizer steps of a training.")
+  int,
+  typer.Option(callback=_at_least(1), help="Optimizer steps of a training."),
 ]
 Resume = Annotated[
   bool, typer.Option("--resume", help="Go on with the run in the directory.")
@@ -57,7 +70,11 @@ def train(
   from oflax.studies import digits_report
 
   folder = directory or RUNS / f"digits-{variant}-{seed}"
-  settings = {"variant": variant.value, "seed": seed, "steps": steps}
+  settings: dict[str, Any] = {
+    "variant": variant.value,
+    "seed": seed,
+    "steps": steps,
+  }
   _open(folder, settings, resume)
   with _stoppable(folder):
     digits_report.run(folder, resume=resume, **settings)
@@ -80,6 +97,47 @@ def compare_digits(
     print(digits_compare.compare(folder, **settings))
 
 
+@app.command()
+def laws(
+  trials: Annotated[
+    int, typer.Option(callback=_at_least(1), help="At least, in all.")
+  ] = 20_000,
+  seed: Seed = 0,
+  device: Annotated[
+    str | None,
+    typer.Option(help="cpu, gpu or tpu.", show_default="the best there is"),
+  ] = None,
+  only: Annotated[
+    str, typer.Option(help="Only programs with this text in their names.")
+  ] = "",
+) -> None:
+  """Try every law on everything; exit with 1 if one is violated."""
+  import jax
+  from rich import progress
+
+  from oflax.studies import contract
+
+  try:
+    chosen = jax.devices(device)[0]
+  except RuntimeError as error:
+    raise typer.BadParameter(f"--device {device}: {error}") from None
+  count = sum(only in program.name for program in contract.programs())
+  with progress.Progress() as bar, jax.default_device(chosen):
+    task = bar.add_task("programs", total=count)
+
+    def on_program(name: str) -> None:
+      bar.update(task, advance=1, description=name)
+
+    try:
+      result = contract.run(trials, seed, only=only, on_program=on_program)
+    except ValueError as error:
+      raise typer.BadParameter(str(error)) from None
+  print(f"device {chosen.device_kind}, JAX {jax.__version__}")
+  print(result)
+  if not result.report.passed:
+    raise typer.Exit(1)
+
+
 def _open(folder: pathlib.Path, settings: dict[str, Any], resume: bool) -> None:
   from oflax.studies import digits_report
 
@@ -96,7 +154,7 @@ def _stoppable(folder: pathlib.Path) -> Iterator[None]:
     yield
   except KeyboardInterrupt:
     typer.echo(
-      f"Stopped. The checkpoint is in {folder}: run the same command with"
+      f"Stopped; what was done is kept in {folder}. Run the same command with"
       " --resume to go on.",
       err=True,
     )

@@ -127,28 +127,25 @@ class OAttention(WithPresence):
     """
     head_features = self._check(inputs_q)
     is_self = inputs_k is None
-    if is_self:
-      if inputs_v is not None:
-        raise ValueError(
-          "inputs_v needs inputs_k, got inputs_k=None and inputs_v of shape"
-          f" {jnp.shape(inputs_v)}."
-        )
-      inputs_k = inputs_q
-    if inputs_v is None:
-      inputs_v = inputs_k
+    if is_self and inputs_v is not None:
+      raise ValueError(
+        "inputs_v needs inputs_k, got inputs_k=None and inputs_v of shape"
+        f" {jnp.shape(inputs_v)}."
+      )
+    sources = inputs_q if inputs_k is None else inputs_k
+    values = sources if inputs_v is None else inputs_v
 
-    given = receiver_presence
     receiver_presence = self.own_presence(inputs_q, receiver_presence)
     if is_self and source_presence is None:
-      source_presence = given if given is not None else receiver_presence
+      source_presence = receiver_presence
     source_presence = self.own_presence(
-      inputs_k, source_presence, name="source_presence"
+      sources, source_presence, name="source_presence"
     )
     receiver_presence, source_presence = (
       _checks.presence_of(name, p, x.shape[:-1])
       for name, p, x in (
         ("receiver_presence", receiver_presence, inputs_q),
-        ("source_presence", source_presence, inputs_k),
+        ("source_presence", source_presence, sources),
       )
     )
     if is_self and source_positions is None:
@@ -167,8 +164,8 @@ class OAttention(WithPresence):
 
     kv_heads = self.num_kv_heads or self.num_heads
     query = project("query", inputs_q, receiver_presence, self.num_heads)
-    key = project("key", inputs_k, source_presence, kv_heads)
-    value = project("value", inputs_v, source_presence, kv_heads)
+    key = project("key", sources, source_presence, kv_heads)
+    value = project("value", values, source_presence, kv_heads)
     if self.normalize_qk:
       query = self._layer_norm("query_ln")(query)
       key = self._layer_norm("key_ln")(key)
@@ -176,7 +173,7 @@ class OAttention(WithPresence):
       query = self._rotate("receiver_positions", query, receiver_positions)
       key = self._rotate("source_positions", key, source_positions)
 
-    visibility = dict(
+    visibility: dict[str, Any] = dict(
       mask=mask,
       bias=bias,
       is_causal=self.is_causal,

@@ -1,5 +1,6 @@
 """Every τ of a model from one batch."""
 
+from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
 
@@ -85,7 +86,12 @@ def calibrate(
   return traverse_util.unflatten_dict(result)
 
 
-def _record(next_fun: Any, args: Any, kwargs: Any, context: Any) -> Any:
+def _record(
+  next_fun: Callable[..., Any],
+  args: tuple[Any, ...],
+  kwargs: dict[str, Any],
+  context: Any,
+) -> Any:
   """Interceptor: keeps what an OPresence sees, and answers 1[h ≠ 0]."""
   is_presence = isinstance(context.module, OPresence)
   if not is_presence or context.method_name != "__call__":

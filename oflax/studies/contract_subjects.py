@@ -28,6 +28,8 @@ class Subject:
       ``(params, receivers, sources) -> outputs``.
     unordered: Whether permutation equivariance is promised.
     cross: Whether it maps two sets of carriers.
+    all_present: ``(params, tokens) -> (outputs, standard)``: with every token
+      present, and what the ordinary operator gives for them; or None.
   """
 
   name: str
@@ -35,6 +37,7 @@ class Subject:
   apply: Callable[..., jax.Array]
   unordered: bool = True
   cross: bool = False
+  all_present: Callable[..., tuple[jax.Array, jax.Array]] | None = None
 
   def draw(self, rng: np.random.Generator, trials: int) -> Any:
     """Parameters for every trial, all non-zero; thresholds positive."""
@@ -52,7 +55,12 @@ def module_subject(name: str, module: nn.Module, **flags: Any) -> Subject:
   h = jnp.zeros((NUM_TOKENS, FEATURES))
   inputs = (h, h) if flags.get("cross") else (h,)
   shapes = jax.eval_shape(module.init, jax.random.key(0), *inputs)
-  return Subject(name, shapes, module.apply, **flags)
+
+  def apply(variables: Any, *tokens: jax.Array) -> jax.Array:
+    outputs: Any = module.apply(variables, *tokens)
+    return outputs
+
+  return Subject(name, shapes, apply, **flags)
 
 
 def attention_subject(
@@ -63,32 +71,48 @@ def attention_subject(
   scores: float = 1.0,
   cross: bool = False,
   unordered: bool = True,
+  attention: Callable[..., Any] = oflax.o_attention,
   **fixed: Any,
 ) -> Subject:
   """`o_attention` with biased projections, as every model has them.
 
   `options(receivers, sources)` makes the visibility arguments from carriers, so
-  that they follow their tokens; `scores` scales the scores.
+  that they follow their tokens; `scores` scales the scores; `attention` may be
+  another than ours, to see it fail.
   """
+
+  def projected(
+    params: Any, receivers: jax.Array, sources: jax.Array
+  ) -> list[jax.Array]:
+    outputs = []
+    for name, h in (("q", receivers), ("k", sources), ("v", sources)):
+      kernel, bias = params[name]
+      wide = jnp.promote_types(h.dtype, kernel.dtype)
+      out = jnp.einsum("nd,dhf->nhf", h.astype(wide), kernel.astype(wide))
+      out = out + jnp.broadcast_to(bias, out.shape)
+      outputs.append((out * scores if name == "q" else out).astype(h.dtype))
+    return outputs
 
   def attend(
     params: Any, receivers: jax.Array, sources: jax.Array
   ) -> jax.Array:
-    def project(name: str, h: jax.Array) -> jax.Array:
-      kernel, bias = params[name]
-      out = jnp.einsum("nd,dhf->nhf", h.astype(jnp.float32), kernel)
-      return (out + jnp.broadcast_to(bias, out.shape)).astype(h.dtype)
-
-    out = oflax.o_attention(
-      project("q", receivers) * jnp.asarray(scores, receivers.dtype),
-      project("k", sources),
-      project("v", sources),
+    out = attention(
+      *projected(params, receivers, sources),
       oflax.presence(receivers),
       oflax.presence(sources),
       **(options(receivers, sources) if options else {}),
       **fixed,
     )
     return out.reshape(receivers.shape)
+
+  def all_present(params: Any, h: jax.Array) -> tuple[jax.Array, jax.Array]:
+    qkv = projected(params, h, h)
+    ones = jnp.ones(h.shape[:1])
+    standard = {k: v for k, v in fixed.items() if k != "implementation"}
+    return (
+      attention(*qkv, ones, ones, **fixed),
+      jax.nn.dot_product_attention(*qkv, **standard),
+    )
 
   shapes = {
     name: (
@@ -99,7 +123,13 @@ def attention_subject(
   }
   if cross:
     return Subject(name, shapes, attend, unordered, cross)
-  return Subject(name, shapes, lambda p, h: attend(p, h, h), unordered)
+  return Subject(
+    name,
+    shapes,
+    lambda params, h: attend(params, h, h),
+    unordered,
+    all_present=None if options else all_present,
+  )
 
 
 def _mask(receivers: jax.Array, sources: jax.Array) -> dict[str, Any]:
@@ -186,7 +216,7 @@ def functions(implementations: tuple[str | None, ...]) -> list[Subject]:
   ]
   for name in implementations:
     suffix = f", {name}"
-    common = {"implementation": name}
+    common: dict[str, Any] = {"implementation": name}
     subjects += [
       attention_subject("o_attention" + suffix, **common),
       attention_subject("mask" + suffix, options=_mask, **common),
@@ -210,8 +240,12 @@ def functions(implementations: tuple[str | None, ...]) -> list[Subject]:
 
 def modules() -> list[Subject]:
   """The modules and the OTransformer."""
-  ordered = {"rotary": True, "is_causal": True, "local_window_size": (3, 0)}
-  model = {"num_layers": 2, "num_heads": HEADS, "mlp_dim": 12}
+  ordered: dict[str, Any] = {
+    "rotary": True,
+    "is_causal": True,
+    "local_window_size": (3, 0),
+  }
+  model: dict[str, Any] = {"num_layers": 2, "num_heads": HEADS, "mlp_dim": 12}
   return [
     module_subject("ONorm", linen.ONorm()),
     module_subject("OFFN", linen.OFFN(12)),

@@ -9,17 +9,27 @@ import numpy as np
 
 from oflax.studies.digits_model import SIDE
 
+Array = jax.Array | np.ndarray
+Data = tuple[np.ndarray, np.ndarray]
+
 # Largest shift and largest share of ink dropped, of the augmentation.
 SHIFT = 1
 DROP = 0.2
 TEST_SHARE = 0.2
 
 
-def load() -> tuple[np.ndarray, np.ndarray]:
+def load() -> Data:
   """The data set.
 
   Returns:
     Intensities in [0, 1], float32 ``[1797, 64]``, and labels, int32 ``[1797]``.
+
+  Example:
+    >>> pixels, labels = load()
+    >>> pixels.shape, round(float((pixels == 0).mean()), 2)
+    ((1797, 64), 0.49)
+
+  Reference: scikit-learn, load_digits.
   """
   from sklearn import datasets
 
@@ -53,11 +63,31 @@ def folds(
 
 def batches(
   pixels: np.ndarray, labels: np.ndarray, size: int, seed: int
-) -> Callable[[int], tuple[np.ndarray, np.ndarray]]:
-  """The batch of a step, from its index alone: an epoch is one permutation."""
+) -> Callable[[int], Data]:
+  """The batch of a step, from its index alone: an epoch is one permutation.
+
+  Args:
+    pixels: ``[n, 64]``.
+    labels: ``[n]``.
+    size: Of a batch; what is left over of an epoch is not read.
+    seed: Of the permutations.
+
+  Returns:
+    Index of the step to pixels ``[size, 64]`` and labels ``[size]``.
+
+  Raises:
+    ValueError: `size` exceeds the number of images.
+
+  Example:
+    >>> batch_at = batches(np.zeros((4, 64)), np.arange(4), size=2, seed=0)
+    >>> sorted([*batch_at(0)[1].tolist(), *batch_at(1)[1].tolist()])
+    [0, 1, 2, 3]
+  """
+  if size > len(labels):
+    raise ValueError(f"size must be at most {len(labels)} images, got {size}.")
   per_epoch = len(labels) // size
 
-  def batch_at(index: int) -> tuple[np.ndarray, np.ndarray]:
+  def batch_at(index: int) -> Data:
     epoch, place = divmod(index, per_epoch)
     order = np.random.default_rng((seed, epoch)).permutation(len(labels))
     chosen = order[place * size : (place + 1) * size]
@@ -66,7 +96,7 @@ def batches(
   return batch_at
 
 
-def augment(pixels: jax.Array, key: jax.Array) -> jax.Array:
+def augment(pixels: Array, key: jax.Array) -> jax.Array:
   """Shifts every image by up to a pixel and drops up to a fifth of its ink.
 
   Args:
@@ -88,7 +118,7 @@ def augment(pixels: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def drop_ink(
-  pixels: jax.Array, share: float | jax.Array, key: jax.Array
+  pixels: Array, share: float | jax.Array, key: jax.Array
 ) -> jax.Array:
   """Sets a share of the inked pixels to blank, at random.
 
@@ -99,6 +129,11 @@ def drop_ink(
 
   Returns:
     ``[b, 64]``.
+
+  Example:
+    >>> ink = jnp.array([[0.0, 0.3, 0.7, 0.0, 1.0, 0.2]])
+    >>> int((drop_ink(ink, 0.5, jax.random.key(0)) != 0).sum())
+    2
   """
   inked = jnp.sum(pixels != 0, axis=-1, keepdims=True)
   rank = jnp.argsort(_random_order(pixels, key), axis=-1)
@@ -106,7 +141,7 @@ def drop_ink(
 
 
 def pack(
-  pixels: jax.Array, size: int, key: jax.Array
+  pixels: Array, size: int, key: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
   """The inked pixels in front, in random order; those beyond `size` are lost.
 
@@ -119,12 +154,18 @@ def pack(
 
   Returns:
     Pixels and their places, ``[b, size]`` each.
+
+  Example:
+    >>> ink = jnp.array([[0.0, 0.0, 1.0]])
+    >>> pixels, places = pack(ink, 1, jax.random.key(0))
+    >>> pixels.tolist(), places.tolist()
+    ([[1.0]], [[2]])
   """
   places = _random_order(pixels, key)[:, :size]
   return jnp.take_along_axis(pixels, places, axis=-1), places
 
 
-def _random_order(pixels: jax.Array, key: jax.Array) -> jax.Array:
+def _random_order(pixels: Array, key: jax.Array) -> jax.Array:
   """Indices, the inked pixels first, else at random."""
   noise = jax.random.uniform(key, pixels.shape)
   return jnp.argsort(jnp.where(pixels != 0, noise, 1 + noise), axis=-1)

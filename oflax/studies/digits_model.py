@@ -45,7 +45,7 @@ class DigitClassifier(nn.Module):
   variant: str = "full"
   features: int = 48
   num_layers: int = 3
-  num_heads: int = 4
+  num_heads: int = 3
   mlp_dim: int = 96
 
   def setup(self) -> None:
@@ -97,6 +97,6 @@ class DigitClassifier(nn.Module):
     """What enters the body: ``[..., n]`` to ``[..., n, features]``."""
     if places is None:
       places = jnp.broadcast_to(jnp.arange(PIXELS), pixels.shape)
-    ink = pixels[..., None] * self.direction
+    ink = jnp.einsum("...n,d->...nd", pixels, self.direction)
     row, column = jnp.divmod(places, SIDE)
     return self.inject(ink, self.rows[row] + self.columns[column])

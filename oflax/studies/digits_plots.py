@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 import csv
 import os
+from typing import Any
 
 import matplotlib
 
 matplotlib.use("Agg")
 
+import jax
 from matplotlib import pyplot as plt
 import numpy as np
 
@@ -55,7 +57,7 @@ def plot_curves(metrics: PathLike, path: PathLike) -> None:
 
 
 def plot_presence(
-  pixels: np.ndarray, presence: Mapping[str, np.ndarray], path: PathLike
+  pixels: np.ndarray, presence: Mapping[str, jax.Array], path: PathLike
 ) -> None:
   """Presence over the image, layer by layer.
 
@@ -72,14 +74,12 @@ def plot_presence(
     layout="constrained",
     squeeze=False,
   )
-  panels = {"image": pixels, **presence}
+  panels: dict[str, Any] = {"image": pixels, **presence}
   for row in range(len(pixels)):
     for axes, (name, values) in zip(grid[row], panels.items(), strict=True):
       image = np.asarray(values[row]).reshape(SIDE, SIDE)
-      ink = name == "image"
-      shown = axes.imshow(
-        image, vmin=0, vmax=1, cmap="gray_r" if ink else "viridis"
-      )
+      cmap = "gray_r" if name == "image" else "Blues"
+      shown = axes.imshow(image, vmin=0, vmax=1, cmap=cmap)
       axes.set(xticks=[], yticks=[])
       if row == 0:
         axes.set_title(name, fontsize=9)

@@ -49,7 +49,8 @@ def open_folder(
     found = json.loads(file.read_text()) if file.exists() else None
     if found != settings:
       raise ValueError(
-        f"directory {folder} holds a run of {found}, got {dict(settings)}."
+        f"directory {folder} holds {found or 'no run'}, not a run of"
+        f" {dict(settings)}."
       )
   folder.mkdir(parents=True, exist_ok=True)
   file.write_text(json.dumps(settings))
@@ -116,6 +117,8 @@ def _print(
   print(f"test accuracy {100 * seen['test_accuracy']:.2f} % of {images} images")
   print("\nlaws on the trained transformer\n")
   print(seen["laws"])
+  if not seen["laws"].passed:
+    print("(only the variant full promises them)")
   print("\nink tokens set to null   test accuracy")
   for share, accuracy in seen["ink"].items():
     print(f"{100 * share:20.0f} %   {100 * accuracy:11.2f} %")

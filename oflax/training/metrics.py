@@ -51,6 +51,8 @@ class MetricsLog:
   def _lines_until(self, step: int) -> list[str]:
     if step == 0 or not self._path.exists():
       return []
-    header, *rows = self._path.read_text().splitlines(keepends=True)
-    kept = [row for row in rows if row.endswith("\n")]
-    return [header] + [row for row in kept if int(row.split(",")[0]) <= step]
+    lines = self._path.read_text().splitlines(keepends=True)
+    # The last line may be torn; the first one is the header.
+    whole = [line for line in lines if line.endswith("\n")]
+    rows = [row for row in whole[1:] if int(row.split(",")[0]) <= step]
+    return whole[:1] + rows if rows else []

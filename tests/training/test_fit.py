@@ -104,30 +104,26 @@ def test_ctrl_c_in_a_row_of_metrics_counts_the_step_as_not_made(
 def test_a_finished_run_resumes_to_its_end(tmp_path, unbroken):
   toy.fit(tmp_path)
   batches = stopping_at(0, AssertionError)
-  assert_same_bits(
-    toy.fit(tmp_path, batches=batches, resume=True), unbroken[0]
-  )
+  assert_same_bits(toy.fit(tmp_path, batches=batches, resume=True), unbroken[0])
 
 
 def test_metrics_are_rows_of_csv(unbroken):
   header, *rows = unbroken[1].splitlines()
-  assert header == "step,weight,loss"
+  assert header == "step,loss,weight"
   assert [row.split(",")[0] for row in rows] == ["2", "4", "6", "8", "10", "12"]
 
 
 def test_evaluate_adds_columns(tmp_path):
   toy.fit(tmp_path, evaluate=lambda state: {"steps": state.step}, num_steps=2)
   header, row = metrics(tmp_path).splitlines()
-  assert header == "step,weight,loss,steps"
+  assert header == "step,loss,weight,steps"
   assert row.endswith(",2")
 
 
 def test_the_first_batch_calibrates_unless_told_not_to():
   calibrated = toy.create_state().calibrate(toy.batch_at(0)).collections
   state = toy.fit(num_steps=1)
-  jax.tree.map(
-    np.testing.assert_array_equal, state.collections, calibrated
-  )
+  jax.tree.map(np.testing.assert_array_equal, state.collections, calibrated)
   state = toy.fit(num_steps=1, calibrate=False)
   assert set(map(float, jax.tree.leaves(state.collections))) == {1.0}
 
@@ -176,7 +172,7 @@ def test_a_checkpoint_of_another_module_is_refused(tmp_path):
 
 
 def test_metrics_that_change_their_names_are_refused(tmp_path):
-  with pytest.raises(ValueError, match=r"metrics must be 'step,weight,loss'"):
+  with pytest.raises(ValueError, match=r"metrics must be 'step,loss,weight'"):
     toy.fit(
       tmp_path,
       evaluate=lambda state: {"late": 0.0} if int(state.step) > 2 else {},

@@ -33,20 +33,25 @@ def loss_fn(variables, tokens, rng):
   return oflax.present_mean(errors, present), {"weight": jnp.sum(present)}
 
 
-def create_state(module=MODULE, tx=None, seed=0):
+def forward(module, tokens):
+  return module(tokens, deterministic=True)
+
+
+# One optimizer and one step for all tests, hence one compilation.
+TX = optax.adamw(1e-2)
+STEP = training.train_step(loss_fn)
+
+
+def create_state(module=MODULE, tx=TX):
   return training.create_state(
-    module,
-    tx or optax.adamw(1e-2),
-    jax.random.key(seed),
-    batch_at(0),
-    forward=lambda module, tokens: module(tokens, deterministic=True),
+    module, tx, jax.random.key(0), batch_at(0), forward=forward
   )
 
 
 def fit(directory=None, state=None, batches=batch_at, **kwargs):
   return training.fit(
     state or create_state(),
-    training.train_step(loss_fn),
+    STEP,
     batches,
     directory=directory,
     **{**SETTINGS, **kwargs},
