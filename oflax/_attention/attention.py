@@ -117,19 +117,15 @@ def o_attention(
   bias, visible = _additive(bias, visibility.relation(), scores)
 
   wide = _numerics.wide_dtype(query, key, value)
-  q = _numerics.quarantine(query, p_receiver).astype(wide)
-  k = _numerics.quarantine(key, p_source).astype(wide)
-  v = _numerics.quarantine(value, p_source).astype(wide)
   if bias is not None:
     bias = _quarantine_bias(bias.astype(wide), p_receiver, p_source)
   result = reference.partition(
-    q,
-    _repeat_heads(k, num_heads),
-    _repeat_heads(v, num_heads),
+    _heads_first(query, p_receiver, num_heads, wide) * _scale(scale, query),
+    _heads_first(key, p_source, num_heads, wide),
+    _heads_first(value, p_source, num_heads, wide),
     p_source,
     visible,
     bias,
-    scale=_scale(scale, query),
     precision=precision,
     kept=None if kept is None else kept.astype(wide),
   )
@@ -217,19 +213,12 @@ def o_attention_weights(
   bias, visible = _additive(bias, visible, scores)
 
   wide = _numerics.wide_dtype(query, key)
+  everyone = jnp.ones(receivers, wide)
   if bias is not None:
-    everyone = jnp.ones(receivers, wide)
     bias = _quarantine_bias(bias.astype(wide), everyone, p_source)
-  k = _numerics.quarantine(key, p_source).astype(wide)
-  e, _, mass = reference.energies(
-    query.astype(wide),
-    _repeat_heads(k, num_heads),
-    p_source,
-    visible,
-    bias,
-    _scale(scale, query),
-    None,
-  )
+  q = _heads_first(query, everyone, num_heads, wide) * _scale(scale, query)
+  k = _heads_first(key, p_source, num_heads, wide)
+  e, _, mass = reference.energies(q, k, p_source, visible, bias, None)
   weights = e * mass[..., None, None, :]
   return _numerics.safe_divide(weights, jnp.sum(weights, -1, keepdims=True))
 
@@ -265,9 +254,13 @@ def _scale(scale: Any, query: jax.Array) -> Any:
   return jnp.asarray(scale, _numerics.wide_dtype(query))
 
 
-def _repeat_heads(x: jax.Array, num_heads: int) -> jax.Array:
-  """``[..., S, K, H]`` as ``[..., S, N, H]``."""
-  return jnp.repeat(x, num_heads // x.shape[-2], axis=-2)
+def _heads_first(
+  x: jax.Array, presence: jax.Array, num_heads: int, dtype: jnp.dtype
+) -> jax.Array:
+  """``[..., S, K, H]`` as ``[..., N, S, H]``, absent tokens quarantined."""
+  x = _numerics.quarantine(x, presence).astype(dtype)
+  x = jnp.repeat(x, num_heads // x.shape[-2], axis=-2)
+  return jnp.moveaxis(x, -2, -3)
 
 
 def _kept(

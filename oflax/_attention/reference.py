@@ -1,4 +1,7 @@
-"""OAttention as it is defined, with all scores at hand."""
+"""OAttention as it is defined, with all scores at hand.
+
+Heads come first here, ``[..., N, tokens, features]``, as the products want them.
+"""
 
 import jax
 from jax import lax
@@ -14,7 +17,6 @@ def energies(
   source_presence: jax.Array,
   visible: jax.Array | None,
   bias: jax.Array | None,
-  scale: float,
   precision: lax.PrecisionLike,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   r"""The exponentials of the scores, relative to the largest present one.
@@ -25,12 +27,11 @@ def energies(
   :math:`m_i`, lest they push all present weights to 0; hence the minimum.
 
   Args:
-    q: ``[..., T, N, H]``.
-    k: ``[..., S, N, H]``.
+    q: Scaled queries, ``[..., N, T, H]``.
+    k: ``[..., N, S, H]``.
     source_presence: ``[..., S]``.
     visible: Boolean, broadcastable to ``[..., N, T, S]``.
     bias: Added to the scores, broadcastable likewise, without −inf.
-    scale: Of the scores.
     precision: Of the products.
 
   Returns:
@@ -38,16 +39,16 @@ def energies(
     source, to be taken with its value, ``[..., S]``.
   """
   mass, log_presence = _numerics.split_mass(source_presence)
-  s = jnp.einsum("...tnh,...snh->...nts", q, k, precision=precision) * scale
+  s = jnp.einsum("...th,...sh->...ts", q, k, precision=precision)
   if bias is not None:
     s = s + bias
   s = s + log_presence[..., None, None, :]
 
-  if visible is None:
-    visible = jnp.ones((1,) * s.ndim, bool)
   present = (source_presence != 0)[..., None, None, :]
-  supported = jnp.any(visible & present, axis=-1, keepdims=True)
-  competing = visible & (present | ~supported)
+  candidates = present if visible is None else present & visible
+  supported = jnp.any(candidates, axis=-1, keepdims=True)
+  everyone = True if visible is None else visible
+  competing = candidates | (everyone & ~supported)
   lowest = jnp.finfo(s.dtype).min
   top = jnp.max(
     jnp.where(competing, s, lowest), axis=-1, keepdims=True, initial=lowest
@@ -56,7 +57,8 @@ def energies(
   # The weights do not depend on the maximum, so neither do their derivatives.
   top = lax.stop_gradient(top)
   e = jnp.exp(jnp.minimum(s - top, _numerics.MAX_EXPONENT))
-  return jnp.where(visible, e, 0), jnp.squeeze(top, -1), mass
+  e = e if visible is None else jnp.where(visible, e, 0)
+  return e, jnp.squeeze(top, -1), mass
 
 
 def partition(
@@ -67,21 +69,22 @@ def partition(
   visible: jax.Array | None,
   bias: jax.Array | None,
   *,
-  scale: float,
   precision: lax.PrecisionLike = None,
   kept: jax.Array | None = None,
 ) -> Partition:
-  """The partition of all sources, of values ``[..., S, N, V]``.
+  """The partition of all sources, of values ``[..., N, S, V]``.
 
   `kept` are the dropout factors of the weights, 0 or 1 / (1 − rate).
   """
-  e, maximum, mass = energies(
-    q, k, source_presence, visible, bias, scale, precision
-  )
+  e, maximum, mass = energies(q, k, source_presence, visible, bias, precision)
+  weight = mass[..., None, :, None]
+  if kept is None:
+    # A column of ones beside the values sums up the mass in the same product.
+    columns = jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1) * weight
+    sums = jnp.einsum("...ts,...sv->...tv", e, columns, precision=precision)
+    return Partition(maximum, sums[..., -1], sums[..., :-1])
   total = jnp.einsum("...nts,...s->...nt", e, mass, precision=precision)
-  if kept is not None:
-    e = e * kept
   value = jnp.einsum(
-    "...nts,...snv->...ntv", e, _numerics.over(mass, v) * v, precision=precision
+    "...ts,...sv->...tv", e * kept, v * weight, precision=precision
   )
   return Partition(maximum, total, value)
