@@ -14,15 +14,19 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     raise ValueError(f"{name} must be one of {options}, got {value!r}.")
 
 
-def check_positive(name: str, value: typing.Any) -> None:
-  """Refuses values not in (0, ∞), rounded to float32; lets tracers pass."""
-  if isinstance(value, jax.core.Tracer):
-    return
+def check_scalar(name: str, value: typing.Any) -> None:
   if jnp.ndim(value) != 0:
     raise ValueError(f"{name} must be a scalar, got shape {jnp.shape(value)}.")
+
+
+def check_positive(name: str, value: typing.Any) -> None:
+  """Refuses values that are not normal in float32; lets tracers pass."""
+  check_scalar(name, value)
+  if isinstance(value, jax.core.Tracer):
+    return
   with np.errstate(over="ignore"):
     rounded = np.asarray(value).astype(np.float32)
-  if not (rounded > 0 and np.isfinite(rounded)):
+  if not (np.finfo(np.float32).tiny <= rounded < np.inf):
     raise ValueError(f"{name} must be positive and finite, got {value!r}.")
 
 

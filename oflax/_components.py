@@ -71,7 +71,7 @@ def o_ffn(
   Reference: DESIGN §1, OFFN.
   """
   carrier, p = _token_arguments("carrier", carrier, presence)
-  update = ffn(_numerics.quarantine(carrier, p))
+  update = ffn(_numerics.quarantine_input(carrier, p))
   return _numerics.gate(update, p).astype(carrier.dtype)
 
 
@@ -119,10 +119,12 @@ def o_norm(
 
   h = _numerics.quarantine(carrier, p)
   h = h.astype(_numerics.wide_dtype(h))
+  unit = _numerics.square_unit(h, axis=-1)
+  h = h / unit
   if kind == "layer":
     h = h - jnp.mean(h, axis=-1, keepdims=True)
   variance = jnp.mean(jnp.square(h), axis=-1, keepdims=True)
-  h = h * lax.rsqrt(variance + jnp.asarray(epsilon, h.dtype))
+  h = h * _inverse_root(variance, epsilon, unit)
   if scale is not None:
     h = h * _per_feature("scale", scale, h)
   if bias is not None:
@@ -202,8 +204,10 @@ def o_standardize(
   x = _numerics.quarantine(values, p).astype(_numerics.wide_dtype(values, p))
   weights = _numerics.shares(p, axis=-1)[..., None]
   centred = x - _weighted_mean(x, weights)
+  unit = _numerics.square_unit(centred, axis=-2)
+  centred = centred / unit
   variance = jnp.sum(weights * jnp.square(centred), axis=-2, keepdims=True)
-  scaled = centred * lax.rsqrt(variance + jnp.asarray(epsilon, x.dtype))
+  scaled = centred * _inverse_root(variance, epsilon, unit)
   # With nothing present the mean is no statistic: no derivative through it.
   empty = jnp.all(p == 0, axis=-1)[..., None, None]
   return jnp.where(empty, 0, _numerics.gate(scaled, p)).astype(values.dtype)
@@ -333,6 +337,15 @@ def _per_feature(name: str, value: Any, like: jax.Array) -> jax.Array:
       f"{name} must have shape {like.shape[-1:]}, got {value.shape}."
     )
   return jnp.broadcast_to(value.astype(like.dtype), like.shape)
+
+
+def _inverse_root(
+  variance: jax.Array, epsilon: float, unit: jax.Array
+) -> jax.Array:
+  """1 / √(σ² + ε), where σ² is in squares of the unit; finite for σ = 0."""
+  tiny = jnp.finfo(variance.dtype).tiny
+  added = jnp.asarray(epsilon, variance.dtype) * jnp.square(1 / unit)
+  return lax.rsqrt(variance + jnp.maximum(added, tiny))
 
 
 def _weighted_mean(x: jax.Array, weights: jax.Array) -> jax.Array:

@@ -1,12 +1,14 @@
 """Numerical tricks, one function each, named for the failure it prevents."""
 
+import math
+
 import jax
 from jax import lax
 import jax.numpy as jnp
 
-# e^80 is the largest weight a null source may carry in a derivative: it leaves
-# float32 room for a sum of some thousands of them.
-MAX_EXPONENT = 80.0
+# e^60 is the largest weight a null source may carry in a derivative: float32
+# then has room for sums, 10^12 times as large, before inf · 0 makes a NaN.
+MAX_EXPONENT = 60.0
 
 
 def wide_dtype(*arrays: jax.Array) -> jnp.dtype:
@@ -26,6 +28,12 @@ def quarantine(x: jax.Array, presence: jax.Array) -> jax.Array:
   value that a bias gives a null carry the curvature of its presence.
   """
   return jnp.where((over(presence, x) == 0) & ~jnp.isfinite(x), 0, x)
+
+
+def quarantine_input(x: jax.Array, presence: jax.Array) -> jax.Array:
+  """Also zeroes entries so large that a map of the token may overflow."""
+  limit = math.sqrt(float(jnp.finfo(x.dtype).max))
+  return jnp.where((over(presence, x) == 0) & ~(jnp.abs(x) < limit), 0, x)
 
 
 def gate(update: jax.Array, presence: jax.Array) -> jax.Array:
@@ -61,3 +69,9 @@ def shares(presence: jax.Array, axis: int | None) -> jax.Array:
   top = lax.stop_gradient(jnp.where(top == 0, 1, top))
   mass = presence / top
   return safe_divide(mass, jnp.sum(mass, axis=axis, keepdims=True))
+
+
+def square_unit(x: jax.Array, axis: int) -> jax.Array:
+  """A constant to divide by, lest squares overflow: 1 for ordinary values."""
+  top = jnp.max(jnp.abs(x), axis=axis, keepdims=True, initial=0)
+  return lax.stop_gradient(jnp.where(top > 1e15, top, 1))

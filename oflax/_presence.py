@@ -42,7 +42,9 @@ def presence(carrier: jax.Array, tau: float | jax.Array = 1.0) -> jax.Array:
   _checks.check_positive("tau", tau)
 
   h = carrier.astype(_numerics.wide_dtype(carrier))
-  root = jnp.sqrt(jnp.asarray(tau, h.dtype))
+  # A learnt τ may leave the range of the dtype: it stops at its ends.
+  limits = jnp.finfo(h.dtype)
+  root = jnp.sqrt(jnp.clip(jnp.asarray(tau, h.dtype), limits.tiny, limits.max))
   # In units of the larger of √τ and the largest entry no square overflows, and
   # none vanishes that matters. p does not depend on the unit: no derivative.
   largest = jnp.max(jnp.abs(h), axis=-1, initial=0)

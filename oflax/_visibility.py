@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 import dataclasses
 import functools
+import numbers
 from typing import Any
 
 import jax
@@ -131,12 +132,13 @@ def _window(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
   if size is None:
     return None
   window = tuple(size) if isinstance(size, Sequence) else (size, size)
-  if len(window) != 2 or min(window) < 0:
+  whole = all(isinstance(side, numbers.Integral) for side in window)
+  if len(window) != 2 or not whole or min(window) < 0:
     raise ValueError(
-      "local_window_size must be w or (left, right), not negative, got"
-      f" {size!r}."
+      "local_window_size must be an integer w or (left, right), not negative,"
+      f" got {size!r}."
     )
-  return window[0], window[1]
+  return int(window[0]), int(window[1])
 
 
 def _pairs(

@@ -41,7 +41,7 @@ def shaken(variables, seed=1):
 
 
 def initialised(module, *inputs, **kwargs):
-  return shaken(module.init(jax.random.key(7), *inputs, **kwargs))
+  return shaken(jax.jit(module.init)(jax.random.key(7), *inputs, **kwargs))
 
 
 def attend(h, p=None, **kwargs):
@@ -69,9 +69,10 @@ def assert_zero(tree):
 def test_c01_a_null_sample_stays_zero_and_disturbs_nobody(module):
   h = carriers(5, 0)
   variables = initialised(module, h)
-  out = module.apply(variables, h)
+  apply = jax.jit(module.apply)
+  out = apply(variables, h)
   assert_zero(out[1])
-  assert_close(out[0], module.apply(variables, h[:1])[0])
+  assert_close(out[0], apply(variables, h[:1])[0])
 
 
 def test_c02_presence_is_the_mass_of_a_source_and_the_gate_of_a_receiver():
@@ -87,14 +88,13 @@ def test_c03_a_null_memory_an_empty_one_and_none_are_the_same_bit_for_bit():
   module = linen.OAttention(2)
   variables = initialised(module, h, h)
 
-  def out(params, size):
-    memory = jnp.zeros((2, size, D))
-    return h + module.apply({"params": params}, h, memory)
-
   params = variables["params"]
   for size in (4, 0):
-    np.testing.assert_array_equal(out(params, size), h)
-    assert_zero(jax.grad(lambda p, s=size: jnp.sum(out(p, s) ** 2))(params))
+    memory = jnp.zeros((2, size, D))
+    out = jax.jit(lambda p, m=memory: h + module.apply({"params": p}, h, m))
+    np.testing.assert_array_equal(out(params), h)
+    loss = lambda p, out=out: jnp.sum(out(p) ** 2)
+    assert_zero(jax.jit(jax.grad(loss))(params))
 
 
 def test_c04_an_empty_sample_changes_no_parameter_gradient():
@@ -103,7 +103,7 @@ def test_c04_an_empty_sample_changes_no_parameter_gradient():
 
   def gradient(h):
     loss = lambda v: jnp.sum(MODEL.apply(v, h) ** 2)
-    return jax.grad(loss)(variables)
+    return jax.jit(jax.grad(loss))(variables)
 
   with_empty, without = gradient(h), gradient(h[jnp.array([0, 2])])
   scale = max(float(jnp.max(jnp.abs(x))) for x in jax.tree.leaves(without))
@@ -125,12 +125,13 @@ def test_c05_gradients_at_nulls_are_zero_and_transforms_agree():
     return jax.lax.scan(lambda c, x: (c, jax.grad(loss)(x)), None, h)[1]
 
   plain = jnp.stack([jax.grad(loss)(x) for x in h])
+  jitted = jax.jit(jax.grad(loss))
   results = [
     plain,
-    jnp.stack([jax.jit(jax.grad(loss))(x) for x in h]),
-    jax.vmap(jax.grad(loss))(h),
-    scanned(h),
-    jax.vmap(jax.grad(jax.checkpoint(loss)))(h),
+    jnp.stack([jitted(x) for x in h]),
+    jax.jit(jax.vmap(jax.grad(loss)))(h),
+    jax.jit(scanned)(h),
+    jax.jit(jax.vmap(jax.grad(jax.checkpoint(loss))))(h),
   ]
   for result in results:
     assert_finite(result)
@@ -178,13 +179,12 @@ def test_c07_absent_rows_may_hold_anything(bad, side):
     q, k = (x, y) if side == "receiver" else (y, x)
     return module.apply(variables, q, k, receiver_presence=p, source_presence=p)
 
-  for fn in (function, applied):
+  for fn in (jax.jit(function), jax.jit(applied)):
     np.testing.assert_array_equal(fn(poisoned, clean), fn(clean, clean))
-    assert_finite(
-      jax.grad(lambda *h, fn=fn: jnp.sum(fn(*h) ** 2), (0, 1))(poisoned, clean)
-    )
+    loss = lambda *h, fn=fn: jnp.sum(fn(*h) ** 2)
+    assert_finite(jax.jit(jax.grad(loss, (0, 1)))(poisoned, clean))
   loss = lambda v: jnp.sum(module.apply(v, poisoned, receiver_presence=p) ** 2)
-  assert_finite(jax.grad(loss)(variables))
+  assert_finite(jax.jit(jax.grad(loss))(variables))
 
 
 @pytest.mark.parametrize(
@@ -242,9 +242,8 @@ def test_c11_left_right_and_gappy_padding_agree_under_every_order(places):
     2, 2, 12, rotary=True, is_causal=True, local_window_size=(2, 0)
   )
   variables = initialised(module, h)
-  laws.assert_o_closure(
-    lambda h: module.apply(variables, h), h, places, rtol=2e-6, atol=2e-6
-  )
+  apply = jax.jit(lambda h: module.apply(variables, h))
+  laws.assert_o_closure(apply, h, places, rtol=2e-6, atol=2e-6)
 
 
 def test_c12_positions_are_ranks_and_enter_present_tokens_only():
@@ -265,10 +264,11 @@ def test_c12_positions_are_ranks_and_enter_present_tokens_only():
 def test_c13_empty_axes(shape, scan):
   h = jnp.zeros(shape)
   module = linen.OTransformer(2, 2, 12, scan_layers=scan)
-  variables = module.init(jax.random.key(0), h)
+  variables = jax.jit(module.init)(jax.random.key(0), h)
   out = jax.jit(module.apply)(variables, h)
   assert out.shape == shape
-  assert_finite(jax.grad(lambda v: jnp.sum(module.apply(v, h)))(variables))
+  gradient = jax.jit(jax.grad(lambda v: jnp.sum(module.apply(v, h))))
+  assert_finite(gradient(variables))
 
 
 @pytest.mark.parametrize(("receivers", "sources"), [(0, 3), (3, 0), (0, 0)])
@@ -331,8 +331,9 @@ def test_c15_zero_maps_to_zero_with_every_bias_and_scale_one(
     ),
     variables,
   )
-  assert_zero(module.apply(variables, jnp.zeros_like(h)))
-  laws.assert_o_closure(lambda h: module.apply(variables, h), h, [0, 2, 5])
+  apply = jax.jit(lambda h: module.apply(variables, h))
+  assert_zero(apply(jnp.zeros_like(h)))
+  laws.assert_o_closure(apply, h, [0, 2, 5])
 
 
 def test_c16_dropout_keeps_nulls_null():
@@ -446,7 +447,7 @@ def test_c21_nothing_present_gives_no_loss_and_no_gradient():
     out = MODEL.apply(variables, h)
     return oflax.present_mean(jnp.sum(out**2, -1), oflax.presence(h))
 
-  value, gradient = jax.value_and_grad(loss)(variables)
+  value, gradient = jax.jit(jax.value_and_grad(loss))(variables)
   assert value == 0
   assert_zero(gradient)
 
@@ -467,10 +468,11 @@ def test_c23_padding_and_batch_mates_do_not_change_a_text(size):
   module = linen.OTransformer(2, 2, 12, rotary=True)
   h = normal(0, 6, D)
   variables = initialised(module, h)
-  alone = module.apply(variables, h)
+  apply = jax.jit(module.apply)
+  alone = apply(variables, h)
   batch = carriers(*range(1, 9), size=size, seed=5)
   batch = batch.at[3].set(laws.insert_nulls(h, range(6, size)))
-  out = module.apply(variables, batch)[3, :6]
+  out = apply(variables, batch)[3, :6]
   assert_close(out, alone, 1e-5)
   cosine = jnp.sum(out * alone) / jnp.linalg.norm(out) / jnp.linalg.norm(alone)
   assert float(cosine) > 1 - 1e-6
@@ -518,9 +520,10 @@ def test_c28_packed_segments_equal_running_them_apart():
   packed = jnp.concatenate([first, second, jnp.zeros((2, D))])
   segments = jnp.array([0, 0, 1, 1, 1, 1, 1])
   variables = initialised(module, packed)
-  out = module.apply(variables, packed, segments=segments)
-  assert_close(out[:2], module.apply(variables, first), 4e-6)
-  assert_close(out[2:5], module.apply(variables, second), 4e-6)
+  apply = jax.jit(module.apply)
+  out = apply(variables, packed, segments=segments)
+  assert_close(out[:2], apply(variables, first), 4e-6)
+  assert_close(out[2:5], apply(variables, second), 4e-6)
   assert_zero(out[5:])
 
 
@@ -537,8 +540,8 @@ def test_c29_scan_and_remat_equal_the_unrolled_stack(remat):
   def value(module):
     return lambda v: jnp.sum(module.apply(v, h) ** 2)
 
-  want, want_gradient = jax.value_and_grad(value(plain))(variables)
-  got, got_gradient = jax.value_and_grad(value(scanned))(stacked)
+  want, want_gradient = jax.jit(jax.value_and_grad(value(plain)))(variables)
+  got, got_gradient = jax.jit(jax.value_and_grad(value(scanned)))(stacked)
   assert float(got) == pytest.approx(float(want), rel=1e-6)
   jax.tree.map(
     lambda a, b: assert_close(a, b, 1e-4),
@@ -568,9 +571,9 @@ def test_c30_chunks_of_sources_merge_to_one_pass():
   with jax.debug_nans(True), jax.debug_infs(True):
     assert_close(merged(k, v, p), one_pass(k, v, p), 1e-6)
     loss = lambda fn: jax.grad(lambda *a: jnp.sum(fn(*a) ** 2), (0, 1))
-    gradient = loss(merged)(k, v, p)
+    gradient = jax.jit(loss(merged))(k, v, p)
   assert_finite(gradient)
-  jax.tree.map(assert_close, gradient, loss(one_pass)(k, v, p))
+  jax.tree.map(assert_close, gradient, jax.jit(loss(one_pass))(k, v, p))
 
 
 def test_c31_biases_do_not_leak_from_a_null_memory():
@@ -579,9 +582,10 @@ def test_c31_biases_do_not_leak_from_a_null_memory():
   params = jax.tree.map(
     jnp.ones_like, module.init(jax.random.key(0), h, memory)["params"]
   )
-  out = lambda params: module.apply({"params": params}, h, memory)
+  out = jax.jit(lambda params: module.apply({"params": params}, h, memory))
   assert_zero(out(params))
-  assert_zero(jax.grad(lambda p: jnp.sum(out(p) ** 2 + out(p)))(params))
+  gradient = jax.jit(jax.grad(lambda p: jnp.sum(out(p) ** 2 + out(p))))
+  assert_zero(gradient(params))
 
 
 def test_c32_the_curvature_at_a_null_counts_its_key_and_value():
@@ -596,11 +600,11 @@ def test_c32_the_curvature_at_a_null_counts_its_key_and_value():
 
     null = jnp.zeros(D)
     step = 1e-4 * jnp.eye(D)
-    gradient = jax.grad(output)
+    gradient = jax.jit(jax.grad(output))
     differences = jnp.stack(
       [(gradient(null + e) - gradient(null - e)) / 2e-4 for e in step]
     )
-    hessian = jax.hessian(output)(null)
+    hessian = jax.jit(jax.hessian(output))(null)
     assert float(jnp.max(jnp.abs(hessian))) > 1e-2
     assert_close(hessian, differences, 1e-6)
 

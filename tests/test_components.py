@@ -41,6 +41,30 @@ def test_calibration_gives_the_presence_asked_for():
 
 
 @pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_a_norm_does_not_overflow(kind):
+  h = jnp.array([[1.0, -1.0, 3.0, 0.0], [0.0] * 4])
+  norm = lambda h: oflax.o_norm(h, oflax.presence(h, 1e-6), kind=kind)
+  np.testing.assert_allclose(norm(h * 1e20), norm(h), atol=1e-5)
+  gradient = jax.grad(lambda h: norm(h)[0, 0])(h * 1e20)
+  assert bool(jnp.all(jnp.isfinite(gradient)))
+
+
+def test_standardising_does_not_overflow():
+  x = jnp.array([[1e20], [-1e20], [0.0]])
+  fn = lambda x: oflax.o_standardize(x, oflax.presence(x))
+  np.testing.assert_allclose(fn(x), [[1.0], [-1.0], [0.0]], rtol=1e-6)
+  gradient = jax.grad(lambda x: fn(x)[0, 0])(x)
+  assert bool(jnp.all(jnp.isfinite(gradient)))
+
+
+@pytest.mark.parametrize("tau", [0.0, 1e-44, 1e-38, float("inf")])
+def test_a_tau_that_leaves_its_range_under_jit_keeps_nulls_null(tau):
+  p = jax.jit(oflax.presence)(jnp.array([[0.0], [1.0]]), jnp.float32(tau))
+  assert p[0] == 0
+  assert 0 <= p[1] <= 1
+
+
+@pytest.mark.parametrize("kind", ["layer", "rms"])
 def test_a_present_norm_is_that_of_flax(kind):
   module = nn.LayerNorm() if kind == "layer" else nn.RMSNorm()
   want = module.apply(module.init(jax.random.key(0), H), H)
@@ -104,6 +128,8 @@ def test_outputs_have_the_carriers_dtype(dtype):
     (lambda: oflax.presence(H, 0.0), "tau must be positive .*got 0.0"),
     (lambda: oflax.presence(H, -1.0), "tau must be positive .*got -1.0"),
     (lambda: oflax.presence(H, float("nan")), "tau must be .*got nan"),
+    (lambda: oflax.presence(H, 1e-40), "tau must be positive .*got 1e-40"),
+    (lambda: jax.jit(oflax.presence)(H, jnp.ones(3)), "tau must be a scalar"),
     (lambda: oflax.presence(H, jnp.ones(3)), r"tau must be a scalar.*\(3,\)"),
     (lambda: oflax.presence(1.0), r"carrier must be .*got shape \(\)"),
     (lambda: oflax.calibrate_tau(0 * H), "carriers hold no present token"),

@@ -251,6 +251,7 @@ def _arrays(query: Any, key: Any, value: Any) -> tuple[jax.Array, ...]:
 def _scale(scale: Any, query: jax.Array) -> Any:
   if scale is None:
     return 1 / math.sqrt(max(query.shape[-1], 1))
+  _checks.check_scalar("scale", scale)
   return jnp.asarray(scale, _numerics.wide_dtype(query))
 
 
@@ -285,16 +286,19 @@ def _kept(
 def _additive(
   bias: Any, visible: jax.Array | None, scores: tuple[int, ...]
 ) -> tuple[jax.Array | None, jax.Array | None]:
-  """Moves the −inf of a bias into the relation, so that none is computed on."""
+  """Moves the −inf of a bias into the relation, so that none is computed on.
+
+  Nor is any other non-finite bias of an invisible pair.
+  """
   if bias is None:
     return None, visible
   bias = jnp.asarray(bias)
   _checks.check_floating("bias", bias)
-  bias = _visibility.pairwise("bias", bias, scores)
   finite = bias != -jnp.inf
-  return jnp.where(finite, bias, 0), finite if visible is None else (
-    visible & finite
-  )
+  bias = _visibility.pairwise("bias", jnp.where(finite, bias, 0), scores)
+  finite = _visibility.pairwise("bias", finite, scores)
+  visible = finite if visible is None else visible & finite
+  return jnp.where(visible | jnp.isfinite(bias), bias, 0), visible
 
 
 def _quarantine_bias(

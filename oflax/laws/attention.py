@@ -47,6 +47,7 @@ def assert_null_receiver(
   Reference: DESIGN §2, law 1.
   """
   del rtol
+  receivers = jnp.asarray(receivers)
   for i in range(receivers.shape[-2]):
     outputs = attend(receivers.at[..., i, :].set(0), sources)
     chex.assert_axis_dimension(outputs, -2, receivers.shape[-2])
@@ -85,6 +86,7 @@ def assert_null_source_insertion(
 
   Reference: DESIGN §2, law 2.
   """
+  sources = jnp.asarray(sources)
   rule = rounding.rule(lambda s: attend(receivers, s), sources)
   compare.assert_close(
     "null-source insertion",

@@ -24,6 +24,7 @@ def rule(fn: Callable[[jax.Array], Any], tokens: jax.Array) -> jax.Array:
 
 def perturbed(tokens: jax.Array) -> jax.Array:
   """The tokens, and the tokens with relative changes of eps: stacked."""
+  tokens = jnp.asarray(tokens)
   shape = (_DIRECTIONS, *tokens.shape)
   step = float(jnp.finfo(tokens.dtype).eps)
   steps = step * np.random.default_rng(0).choice([-1.0, 1.0], shape)

@@ -125,6 +125,7 @@ class OAttention(WithPresence):
     Returns:
       ``[..., T, out_features]``.
     """
+    inputs_q = jnp.asarray(inputs_q)
     head_features = self._check(inputs_q)
     is_self = inputs_k is None
     if is_self and inputs_v is not None:
@@ -132,8 +133,14 @@ class OAttention(WithPresence):
         "inputs_v needs inputs_k, got inputs_k=None and inputs_v of shape"
         f" {jnp.shape(inputs_v)}."
       )
-    sources = inputs_q if inputs_k is None else inputs_k
-    values = sources if inputs_v is None else inputs_v
+    sources = inputs_q if inputs_k is None else jnp.asarray(inputs_k)
+    values = sources if inputs_v is None else jnp.asarray(inputs_v)
+    _checks.check_rank("inputs_k", sources, 2, "[..., n, d]")
+    if values.shape[:-1] != sources.shape[:-1]:
+      raise ValueError(
+        "inputs_k and inputs_v must have the same tokens, got shapes"
+        f" {sources.shape} and {values.shape}."
+      )
 
     receiver_presence = self.own_presence(inputs_q, receiver_presence)
     if is_self and source_presence is None:
@@ -150,6 +157,8 @@ class OAttention(WithPresence):
     )
     if is_self and source_positions is None:
       source_positions = receiver_positions
+    if is_self and receiver_positions is None:
+      receiver_positions = source_positions
     if self._ordered:
       if receiver_positions is None:
         receiver_positions = _presence.presence_rank(receiver_presence)
@@ -159,10 +168,11 @@ class OAttention(WithPresence):
     def project(
       name: str, inputs: jax.Array, presence: jax.Array, heads: int
     ) -> jax.Array:
-      inputs = _numerics.quarantine(inputs, presence)
-      return self._dense((heads, head_features), -1, name)(inputs)
+      inputs = _numerics.quarantine_input(inputs, presence)
+      outputs = self._dense((heads, head_features), -1, name)(inputs)
+      return _numerics.quarantine(outputs, presence)
 
-    kv_heads = self.num_kv_heads or self.num_heads
+    kv_heads = _default(self.num_kv_heads, self.num_heads)
     query = project("query", inputs_q, receiver_presence, self.num_heads)
     key = project("key", sources, source_presence, kv_heads)
     value = project("value", values, source_presence, kv_heads)
@@ -201,7 +211,7 @@ class OAttention(WithPresence):
       implementation=self.implementation,
       return_support=True,
     )
-    out_features = self.out_features or inputs_q.shape[-1]
+    out_features = _default(self.out_features, inputs_q.shape[-1])
     outputs = self._dense(out_features, (-2, -1), "out")(mean)
     gate = jnp.where(support, receiver_presence, 0)
     return _numerics.gate(outputs, gate).astype(self.dtype or inputs_q.dtype)
@@ -215,8 +225,10 @@ class OAttention(WithPresence):
     """Checks the fields; returns the features of a head."""
     _checks.check_rank("inputs_q", inputs_q, 2, "[..., n, d]")
     _checks.check_interval("dropout_rate", self.dropout_rate, 0, 1, "[)")
-    features = self.qkv_features or inputs_q.shape[-1]
-    heads, kv_heads = self.num_heads, self.num_kv_heads or self.num_heads
+    features = _default(self.qkv_features, inputs_q.shape[-1])
+    heads = self.num_heads
+    kv_heads = _default(self.num_kv_heads, heads)
+    _checks.check_positive("rotary_base", self.rotary_base)
     if heads < 1 or features % heads:
       raise ValueError(
         f"num_heads={heads} must divide qkv_features={features}."
@@ -266,3 +278,7 @@ class OAttention(WithPresence):
       dropout_key=self.make_rng("dropout"),
       broadcast_dropout=self.broadcast_dropout,
     )
+
+
+def _default(value: int | None, default: int) -> int:
+  return default if value is None else value

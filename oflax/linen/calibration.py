@@ -66,7 +66,8 @@ def calibrate(
   if not sites:
     raise ValueError(
       f"module calls no OPresence, got {type(module).__name__}: there is"
-      " nothing to calibrate."
+      " nothing to calibrate. (A lifted transform of your own must carry the"
+      f' collection "{CALIBRATING}" in its variable axes.)'
     )
 
   result = traverse_util.flatten_dict(dict(variables))
@@ -117,4 +118,6 @@ def _taus(
     _presence.calibrate_tau(seen, presence=presence, quantile=quantile)
     for seen in np.concatenate(calls, axis=1)
   ]
+  for tau in taus:
+    _checks.check_positive("tau of these carriers", tau)
   return jnp.asarray(taus, jnp.float32).reshape(layers)

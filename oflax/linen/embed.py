@@ -49,7 +49,8 @@ class OEmbed(nn.Module):
     if not jnp.issubdtype(ids.dtype, jnp.integer):
       raise ValueError(f"ids must be integers, got {ids.dtype}.")
     if not isinstance(ids, jax.core.Tracer) and ids.size:
-      largest = int(np.max(np.asarray(ids)))
+      found = np.asarray(ids)
+      largest = int(np.max(found, where=found != self.null_id, initial=-1))
       if largest >= self.num_embeddings:
         raise ValueError(
           f"ids must be below num_embeddings={self.num_embeddings}, got"

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 import re
 from typing import Any
 
+from flax import core
 import jax
 import jax.numpy as jnp
 
@@ -30,6 +31,7 @@ def stack_blocks(variables: Mapping[str, Any]) -> dict[str, Any]:
     (2, 3)
   """
   blocks, rest = {}, {}
+  variables = core.unfreeze(dict(variables))
   for name, value in variables.items():
     match = _BLOCK.fullmatch(name)
     if match:
@@ -62,6 +64,7 @@ def unstack_blocks(variables: Mapping[str, Any]) -> dict[str, Any]:
     {'block_0': 1.0, 'block_1': 2.0}
   """
   result = {}
+  variables = core.unfreeze(dict(variables))
   for name, value in variables.items():
     if name == "blocks":
       for i in range(len(jax.tree.leaves(value)[0])):

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from oflax import _checks
+from oflax import _components
 from oflax import _presence
 from oflax.linen.attention import OAttention
 from oflax.linen.calibration import CALIBRATING
@@ -64,6 +65,7 @@ class _Fields(WithPresence, kw_only=True):
 
   def check(self) -> None:
     _checks.check_choice("variant", self.variant, VARIANTS)
+    _checks.check_choice("norm", self.norm, _components.NORMS)
     _checks.check_choice("norm_placement", self.norm_placement, PLACEMENTS)
     _checks.check_interval("dropout_rate", self.dropout_rate, 0, 1, "[)")
 
@@ -90,7 +92,7 @@ _ATTENTION = (
 _SHARED = tuple(
   field.name
   for field in dataclasses.fields(_Fields)
-  if field.name not in ("parent", "name")
+  if field.name not in ("deterministic", "parent", "name")
 )
 
 
@@ -159,6 +161,7 @@ class OBlock(_Fields):
     """
     self.check()
     carriers = jnp.asarray(carriers)
+    _checks.check_rank("carriers", carriers, 2, "[..., n, d]")
     post = self.norm_placement == "post"
     attention_norm = self.make_norm("attention_norm")
     ffn_norm = self.make_norm("ffn_norm")
@@ -249,7 +252,7 @@ class OTransformer(_Fields):
     mask: jax.Array | None = None,
     positions: jax.Array | None = None,
     segments: jax.Array | None = None,
-    deterministic: bool = True,
+    deterministic: bool | None = None,
     sow_weights: bool = False,
   ) -> jax.Array:
     """Maps ``[..., n, d]`` to ``[..., n, d]``.
@@ -260,7 +263,7 @@ class OTransformer(_Fields):
       positions: ``[..., n]``, for rotary, causal order and window; default: the
         presence ranks of the input carriers (host: indices), for every layer.
       segments: ``[..., n]``; tokens of unequal segments do not see each other.
-      deterministic: Whether dropout is off.
+      deterministic: Whether dropout is off; default: the field, or True.
       sow_weights: Sow the attention weights into "intermediates".
 
     Returns:
@@ -272,9 +275,12 @@ class OTransformer(_Fields):
         f"num_layers must not be negative, got {self.num_layers!r}."
       )
     carriers = jnp.asarray(carriers)
+    _checks.check_rank("carriers", carriers, 2, "[..., n, d]")
+    if deterministic is None:
+      deterministic = self.deterministic is not False
     if positions is None:
       presence = _presence.presence(carriers)
-      if self.variant == "host":
+      if self.variant == "host" or not self.closed:
         presence = jnp.ones_like(presence)
       positions = _presence.presence_rank(presence)
 

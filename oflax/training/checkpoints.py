@@ -63,7 +63,14 @@ class Checkpoints:
     Args:
       step: After which the tree is; above those saved before.
       tree: Any pytree of arrays, such as a train state.
+
+    Raises:
+      ValueError: `step` is not above those saved before.
     """
+    if self.steps and step <= self.steps[-1]:
+      raise ValueError(
+        f"step must be above {self.steps[-1]}, saved before, got {step}."
+      )
     self._manager.save(
       step,
       args=ocp.args.Composite(

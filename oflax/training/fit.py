@@ -174,7 +174,8 @@ def _calibrated(state: TrainState, batch: Any) -> TrainState:
     return state.calibrate(batch)
   except ValueError as error:
     raise ValueError(
-      f"calibrate=True, but batch 0 cannot be calibrated on: {error}"
+      f"calibrate=True, but batch 0 cannot be calibrated on: {error} Pass"
+      " calibrate=False to train with the thresholds as they are."
     ) from error
 
 

@@ -160,6 +160,29 @@ def test_a_nan_bias_propagates_between_present_tokens_only():
   assert bool(jnp.all(jnp.isfinite(out)))
 
 
+def test_a_bias_hidden_by_the_mask_may_be_nan():
+  bias = jnp.where(MASK[0, 0], 0.0, jnp.nan)
+  fn = lambda q: jnp.sum(
+    oflax.o_attention(q, KEY, VALUE, P_T, P_S, bias=bias, mask=MASK[0, 0])
+  )
+  value, gradient = jax.value_and_grad(fn)(Q)
+  assert bool(jnp.isfinite(value) & jnp.all(jnp.isfinite(gradient)))
+
+
+@pytest.mark.parametrize("gap", [60.0, 100.0, 640.0])
+def test_the_gradient_at_a_null_far_above_the_present_scores_is_zero(gap):
+  q = jnp.ones((256, 1, 1))
+  k = jnp.array([-gap, 0.0])[:, None, None]
+  v = jnp.full((2, 1, 1), 100.0)
+
+  def loss(h):
+    out = oflax.o_attention(q, k, v, jnp.ones(256), oflax.presence(h))
+    return jnp.sum(out**2)
+
+  gradient = jax.grad(loss)(jnp.array([[3.0], [0.0]]))
+  np.testing.assert_array_equal(gradient, np.zeros((2, 1)))
+
+
 def test_ranks_of_split_tokens_count_the_shards_before():
   p = jnp.asarray(P_S[0])
   split = jax.vmap(
@@ -191,6 +214,8 @@ X = np.ones((2, 4, 4, 8), np.float32)
     ({"bias": np.ones((2, 4, 4), np.float32)}, r"bias .*got \(2, 4, 4\)"),
     ({"local_window_size": -1}, "local_window_size .*got -1"),
     ({"local_window_size": (1, 2, 3)}, r"local_window_size .*\(1, 2, 3\)"),
+    ({"local_window_size": 0.5}, "local_window_size .*got 0.5"),
+    ({"scale": np.ones(4)}, r"scale must be a scalar, got shape \(4,\)"),
     ({"is_causal": True, "source_positions": BATCH[:, :2]}, "source_positions"),
     ({"source_segments": BATCH}, "receiver_segments=None"),
   ],

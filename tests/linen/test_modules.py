@@ -243,6 +243,23 @@ def test_stacking_has_an_inverse():
   ("call", "message"),
   [
     (lambda: linen.OAttention(3).init(KEY, H), "num_heads=3 must divide"),
+    (lambda: linen.OAttention(2, num_kv_heads=0).init(KEY, H), "kv_heads=0"),
+    (
+      lambda: linen.OAttention(2, rotary_base=0.0).init(KEY, H),
+      "rotary_base must be positive .*got 0.0",
+    ),
+    (
+      lambda: linen.OAttention(2).init(KEY, H, H, H[:, :3]),
+      r"same tokens, got shapes \(2, 5, 8\) and \(2, 3, 8\)",
+    ),
+    (
+      lambda: linen.OTransformer(1, 2, 12).init(KEY, H[0, 0]),
+      r"carriers must be .*got shape \(8,\)",
+    ),
+    (
+      lambda: linen.OTransformer(1, 2, 12, norm="batch").init(KEY, H),
+      "norm must be .*'batch'",
+    ),
     (lambda: linen.OAttention(0).init(KEY, H), "num_heads=0"),
     (
       lambda: linen.OAttention(4, num_kv_heads=3).init(KEY, H),
@@ -297,3 +314,56 @@ def test_a_missing_dropout_rng_is_named():
   variables = module.init(KEY, H)
   with pytest.raises(Exception, match='"dropout"'):
     module.apply(variables, H, deterministic=False)
+
+
+@pytest.mark.parametrize("field", [None, True, False])
+def test_the_deterministic_field_and_argument_decide_on_dropout(field):
+  module = linen.OTransformer(1, 2, 12, dropout_rate=0.5, deterministic=field)
+  rngs = {"params": KEY, "dropout": jax.random.key(3)}
+  variables = module.init(rngs, H)
+  outs = [
+    module.apply(variables, H, rngs=rngs)
+    for rngs in (
+      {"dropout": jax.random.key(1)},
+      {"dropout": jax.random.key(2)},
+    )
+  ]
+  assert bool(jnp.all(outs[0] == outs[1])) == (field is not False)
+  assert module.apply(variables, H, deterministic=True).shape == H.shape
+
+
+@pytest.mark.parametrize("large", [jnp.nan, 1e30, 3e38])
+@pytest.mark.parametrize(
+  "module", [linen.OAttention(2, normalize_qk=True), linen.OFFN(16, gated=True)]
+)
+def test_absent_rows_may_hold_anything_in_modules(module, large):
+  name = "presence"
+  if isinstance(module, linen.OAttention):
+    name = "receiver_presence"
+  variables = randomised(module.init(KEY, H))
+  p = {name: jnp.array([1.0, 0.0, 1.0, 1.0, 1.0])}
+  loss = lambda v, h: jnp.sum(module.apply(v, h, **p) ** 2)
+  want = jax.grad(loss)(variables, H.at[:, 1].set(0))
+  got = jax.grad(loss)(variables, H.at[:, 1].set(large))
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4),
+    got["params"],
+    want["params"],
+  )
+
+
+def test_ordinary_variants_take_positions_by_index():
+  rotary = {"num_layers": 1, "num_heads": 2, "mlp_dim": 12, "rotary": True}
+  host = linen.OTransformer(variant="host", **rotary)
+  variables = host.init(KEY, H)
+  np.testing.assert_array_equal(
+    host.apply(variables, H),
+    linen.OTransformer(closed=False, **rotary).apply(variables, H),
+  )
+
+
+def test_a_null_id_may_lie_outside_of_the_table():
+  module = linen.OEmbed(10, 4, null_id=10)
+  ids = jnp.array([3, 10])
+  out, _ = module.init_with_output(KEY, ids)
+  assert (jnp.abs(out).sum(-1) > 0).tolist() == [True, False]
