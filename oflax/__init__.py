@@ -2,6 +2,9 @@
 
 from oflax._attention import o_attention
 from oflax._attention import o_attention_weights
+from oflax._compaction import compact
+from oflax._compaction import compacted
+from oflax._compaction import expand
 from oflax._components import compose
 from oflax._components import o_ffn
 from oflax._components import o_gate
@@ -22,7 +25,10 @@ __version__ = "0.1.0"
 __all__ = (
   "calibrate",
   "calibrate_tau",
+  "compact",
+  "compacted",
   "compose",
+  "expand",
   "nullify",
   "o_attention",
   "o_attention_weights",

@@ -102,7 +102,7 @@ def expand(values: jax.Array, index: jax.Array, n: int) -> jax.Array:
 
   def one(values: jax.Array, index: jax.Array) -> jax.Array:
     zeros = jnp.zeros((n, values.shape[-1]), values.dtype)
-    return zeros.at[index].set(values, mode="drop", unique_indices=False)
+    return zeros.at[index].set(values, mode="drop")
 
   for _ in index.shape[:-1]:
     one = jax.vmap(one)
@@ -199,6 +199,8 @@ def _take_rows(array: Any, *, n: int, index: jax.Array) -> jax.Array:
       f"aligned arrays must have the tokens' axes {(*index.shape[:-1], n)}"
       f" first, got shape {array.shape}."
     )
+  if n == 0:
+    return jnp.zeros((*index.shape, *array.shape[axis + 1 :]), array.dtype)
 
   def one(array: jax.Array, index: jax.Array) -> jax.Array:
     return jnp.take(array, index, axis=0, mode="fill", fill_value=0)

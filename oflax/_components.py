@@ -276,7 +276,7 @@ def present_mean(losses: jax.Array, presence: jax.Array) -> jax.Array:
 
 
 def residual(fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-  """H + fn(h): closed if fn is.
+  """Adds the input to a map, h + fn(h): closed if fn is.
 
   Args:
     fn: ``(carrier, ...) -> update`` of the carrier's shape.

@@ -37,7 +37,7 @@ def quarantine_input(x: jax.Array, presence: jax.Array) -> jax.Array:
 
 
 def gate(update: jax.Array, presence: jax.Array) -> jax.Array:
-  """P · u in the wide dtype; exactly 0, never 0 · NaN, where p is 0."""
+  """The product p · u, wide; exactly 0, never 0 · NaN, where p is 0."""
   update = quarantine(update, presence)
   return over(presence, update) * update.astype(wide_dtype(update, presence))
 
@@ -54,14 +54,14 @@ def split_mass(presence: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def safe_divide(numerator: jax.Array, total: jax.Array) -> jax.Array:
-  """Numerator / total, and 0 with zero derivatives where total is 0."""
+  """The quotient, and 0 with zero derivatives where total is 0."""
   empty = total == 0
   ratio = numerator / jnp.where(empty, 1, total)
   return jnp.where(empty, 0, ratio)
 
 
 def shares(presence: jax.Array, axis: int | None) -> jax.Array:
-  """P / Σ p along an axis; 0 with zero derivatives where nothing is present.
+  """The shares p / Σ p; 0 with zero derivatives where nothing is present.
 
   Divides by the largest p first: (Σ p)² in the derivative would underflow.
   """

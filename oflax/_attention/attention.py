@@ -294,10 +294,11 @@ def _additive(
     return None, visible
   bias = jnp.asarray(bias)
   _checks.check_floating("bias", bias)
-  finite = bias != -jnp.inf
-  bias = _visibility.pairwise("bias", jnp.where(finite, bias, 0), scores)
-  finite = _visibility.pairwise("bias", finite, scores)
-  visible = finite if visible is None else visible & finite
+  # Without the literal −inf, which `jax_debug_infs` would stop at.
+  shown = jnp.isfinite(bias) | ~(bias < 0)
+  bias = _visibility.pairwise("bias", jnp.where(shown, bias, 0), scores)
+  shown = _visibility.pairwise("bias", shown, scores)
+  visible = shown if visible is None else visible & shown
   return jnp.where(visible | jnp.isfinite(bias), bias, 0), visible
 
 
