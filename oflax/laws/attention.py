@@ -87,7 +87,10 @@ def assert_null_source_insertion(
   Reference: DESIGN §2, law 2.
   """
   sources = jnp.asarray(sources)
-  rule = rounding.rule(lambda s: attend(receivers, s), sources)
+
+  def rule() -> jax.Array:
+    return rounding.rule(lambda s: attend(receivers, s), sources)
+
   compare.assert_close(
     "null-source insertion",
     attend(receivers, insert_nulls(sources, positions)),

@@ -56,5 +56,9 @@ def check_laws(
   if trials < 1:
     raise ValueError(f"trials must be positive, got {trials!r}.")
   return law_trials.run(
-    fn, tokens, key, trials, lambda rule: compare.tolerances(rtol, atol, rule)
+    fn,
+    tokens,
+    key,
+    trials,
+    lambda rule: compare.tolerances(rtol, atol, lambda: rule),
   )

@@ -101,7 +101,9 @@ def assert_gradient_closure(
     (got, got_tokens[..., kept, :]),
     (want, want_tokens),
     *compare.tolerances(
-      rtol, atol, rounding.rule(lambda h: gradients(params, h), tokens)
+      rtol,
+      atol,
+      lambda: rounding.rule(lambda h: gradients(params, h), tokens),
     ),
   )
 
@@ -144,7 +146,7 @@ def assert_permutation_equivariance(
     "permutation equivariance",
     fn(tokens[..., order, :]),
     fn(tokens)[..., order, :],
-    *compare.tolerances(rtol, atol, rounding.rule(fn, tokens)),
+    *compare.tolerances(rtol, atol, lambda: rounding.rule(fn, tokens)),
   )
 
 
