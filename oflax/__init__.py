@@ -1,5 +1,6 @@
 """oflax: a token that is a zero vector does not exist."""
 
+from oflax._attention import BlockSizes
 from oflax._attention import o_attention
 from oflax._attention import o_attention_weights
 from oflax._compaction import compact
@@ -23,6 +24,7 @@ from oflax.linen import calibrate
 __version__ = "0.1.0"
 
 __all__ = (
+  "BlockSizes",
   "calibrate",
   "calibrate_tau",
   "compact",

@@ -1,6 +1,7 @@
 """Refusals: each names the argument and its value."""
 
 from collections.abc import Sequence
+import numbers
 import typing
 
 import jax
@@ -28,6 +29,13 @@ def check_positive(name: str, value: typing.Any) -> None:
     rounded = np.asarray(value).astype(np.float32)
   if not (np.finfo(np.float32).tiny <= rounded < np.inf):
     raise ValueError(f"{name} must be positive and finite, got {value!r}.")
+
+
+def check_at_least(name: str, value: typing.Any, minimum: int) -> None:
+  if not isinstance(value, numbers.Integral) or value < minimum:
+    raise ValueError(
+      f"{name} must be a whole number of at least {minimum}, got {value!r}."
+    )
 
 
 def check_interval(

@@ -42,6 +42,24 @@ def gate(update: jax.Array, presence: jax.Array) -> jax.Array:
   return over(presence, update) * update.astype(wide_dtype(update, presence))
 
 
+@jax.custom_jvp
+def bounded_exp(x: jax.Array) -> jax.Array:
+  """exp(x), at most e^60, lest a null of a far larger score overflow.
+
+  The derivative is the value itself: that of a minimum would cost a second
+  pass, and what exceeds the bound has no mass.
+  """
+  return jnp.exp(jnp.minimum(x, MAX_EXPONENT))
+
+
+@bounded_exp.defjvp
+def _bounded_exp_jvp(
+  primals: tuple[jax.Array], tangents: tuple[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+  value = bounded_exp(*primals)
+  return value, value * tangents[0]
+
+
 def split_mass(presence: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Splits p into a mass near 1 and a constant logarithm: p = mass · e^log.
 

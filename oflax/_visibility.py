@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 import dataclasses
 import functools
+import math
 import numbers
 from typing import Any
 
@@ -22,10 +23,12 @@ from oflax import _presence
 class Visibility:
   """Mask, order and segments between T receivers and S sources.
 
+  All batch axes are one, B.
+
   Attributes:
-    mask: Boolean, broadcastable to ``[..., N, T, S]`` and of its rank, or None.
-    positions: ``[..., T]`` and ``[..., S]``, or None where order is free.
-    segments: ``[..., T]`` and ``[..., S]``, or None.
+    mask: Boolean, ``[B, N, T, S]`` with ones where it broadcasts, or None.
+    positions: ``[B, 1, T, 1]`` and ``[B, 1, 1, S]``; None where order is free.
+    segments: Likewise, or None.
     is_causal: Whether sources after a receiver are invisible.
     window: How far a receiver sees to the left and right, inclusive, or None.
   """
@@ -37,10 +40,10 @@ class Visibility:
   window: tuple[int, int] | None
 
   def relation(self) -> jax.Array | None:
-    """The relation, broadcastable to ``[..., N, T, S]``; None: all visible."""
+    """The relation, broadcastable to ``[B, N, T, S]``; None: all visible."""
     terms = [] if self.mask is None else [self.mask]
     if self.positions is not None:
-      receivers, sources = _pairs(self.positions)
+      receivers, sources = self.positions
       if self.is_causal:
         terms.append(sources <= receivers)
       if self.window is not None:
@@ -48,8 +51,29 @@ class Visibility:
         terms.append(sources >= receivers - left)
         terms.append(sources <= receivers + right)
     if self.segments is not None:
-      receivers, sources = _pairs(self.segments)
+      receivers, sources = self.segments
       terms.append(receivers == sources)
+    return functools.reduce(jnp.logical_and, terms) if terms else None
+
+  def reach(self) -> jax.Array | None:
+    """Which sources any receiver sees, or more, ``[B, 1, 1, S]``.
+
+    None where order and segments rule out nothing.
+    """
+    terms = []
+    if self.positions is not None:
+      receivers, sources = self.positions
+      left, right = self.window or (None, None)
+      if self.is_causal:
+        right = 0 if right is None else min(right, 0)
+      if left is not None:
+        terms.append(sources >= jnp.min(receivers, -2, keepdims=True) - left)
+      if right is not None:
+        terms.append(sources <= jnp.max(receivers, -2, keepdims=True) + right)
+    if self.segments is not None:
+      receivers, sources = self.segments
+      terms.append(sources >= jnp.min(receivers, -2, keepdims=True))
+      terms.append(sources <= jnp.max(receivers, -2, keepdims=True))
     return functools.reduce(jnp.logical_and, terms) if terms else None
 
 
@@ -68,10 +92,10 @@ def visibility(
 ) -> Visibility:
   """Checks the visibility arguments of `o_attention` and gathers them.
 
-  Positions default to the presence ranks of each side, ``[..., T]`` and
-  ``[..., S]``, so that nulls shift nobody.
+  Presences are ``[..., T]`` and ``[..., S]``; positions default to the ranks
+  in them, so that nulls shift nobody.
   """
-  receivers, sources = receiver_presence.shape, source_presence.shape
+  shapes = receivers, sources = receiver_presence.shape, source_presence.shape
   scores = (*receivers[:-1], num_heads, receivers[-1], sources[-1])
   if mask is not None:
     mask = pairwise("mask", jnp.asarray(mask), scores)
@@ -88,10 +112,7 @@ def visibility(
       receiver_positions = _presence.presence_rank(receiver_presence)
     if source_positions is None:
       source_positions = _presence.presence_rank(source_presence)
-    positions = (
-      _checks.per_token("receiver_positions", receiver_positions, receivers),
-      _checks.per_token("source_positions", source_positions, sources),
-    )
+    positions = _pair("positions", receiver_positions, source_positions, shapes)
 
   segments = None
   if (receiver_segments is None) != (source_segments is None):
@@ -101,15 +122,12 @@ def visibility(
       f" {name}_segments=None."
     )
   if receiver_segments is not None:
-    segments = (
-      _checks.per_token("receiver_segments", receiver_segments, receivers),
-      _checks.per_token("source_segments", source_segments, sources),
-    )
+    segments = _pair("segments", receiver_segments, source_segments, shapes)
   return Visibility(mask, positions, segments, bool(is_causal), window)
 
 
 def pairwise(name: str, array: jax.Array, scores: tuple[int, ...]) -> jax.Array:
-  """`array` in the rank of `scores`: from ``[T, S]`` or that rank, with ones.
+  """From ``[T, S]`` or the rank of `scores`, with ones, to ``[B, N, T, S]``.
 
   Any other rank is refused: a ``[B, T, S]`` mask would be read as heads.
   """
@@ -125,7 +143,11 @@ def pairwise(name: str, array: jax.Array, scores: tuple[int, ...]) -> jax.Array:
       f"{name} must have shape {scores[-2:]} or {scores}, with ones where it"
       f" broadcasts, got {shape}."
     )
-  return array
+  batch = scores[:-3]
+  if any(size != 1 for size in array.shape[:-3]):
+    array = jnp.broadcast_to(array, (*batch, *array.shape[-3:]))
+    return array.reshape(math.prod(batch), *array.shape[-3:])
+  return array.reshape(1, *array.shape[-3:])
 
 
 def _window(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
@@ -141,9 +163,14 @@ def _window(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
   return int(window[0]), int(window[1])
 
 
-def _pairs(
-  sides: tuple[jax.Array, jax.Array],
+def _pair(
+  kind: str, receivers: Any, sources: Any, shapes: tuple[tuple[int, ...], ...]
 ) -> tuple[jax.Array, jax.Array]:
-  """``[..., T]``, ``[..., S]`` as ``[..., 1, T, 1]``, ``[..., 1, 1, S]``."""
-  receivers, sources = sides
-  return receivers[..., None, :, None], sources[..., None, None, :]
+  """``[..., T]`` and ``[..., S]`` as ``[B, 1, T, 1]`` and ``[B, 1, 1, S]``."""
+  receivers = _checks.per_token(f"receiver_{kind}", receivers, shapes[0])
+  sources = _checks.per_token(f"source_{kind}", sources, shapes[1])
+  batch = math.prod(shapes[0][:-1])
+  return (
+    receivers.reshape(batch, 1, shapes[0][-1], 1),
+    sources.reshape(batch, 1, 1, shapes[1][-1]),
+  )

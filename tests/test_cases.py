@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import oflax
+from oflax import _numerics
 from oflax import laws
 from oflax import linen
 from oflax._attention import partition as partitions
@@ -556,7 +557,10 @@ def test_c30_chunks_of_sources_merge_to_one_pass():
 
   def chunk(k, v, p, start, stop):
     part = slice(start, stop)
-    return reference.partition(q, k[:, part], v[:, part], p[part], None, None)
+    presence = p[None, None, part]
+    mass, _ = _numerics.split_mass(presence)
+    values = v[:, part] * mass.mT
+    return reference.partition(q, k[:, part], values, presence, None, None)
 
   def merged(k, v, p):
     chunks = [

@@ -4,3 +4,4 @@ from oflax._attention.attention import o_attention as o_attention
 from oflax._attention.attention import (
   o_attention_weights as o_attention_weights,
 )
+from oflax._attention.blocked import BlockSizes as BlockSizes

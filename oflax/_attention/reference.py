@@ -3,62 +3,58 @@
 Heads come first here, ``[..., N, tokens, features]``, as the products want.
 """
 
+import math
+
 import jax
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from oflax import _numerics
+from oflax._attention.operands import Operands
 from oflax._attention.partition import Partition
 
+# What a checkpoint has to keep of a partition, lest it be computed again. It
+# takes no more memory than the values do.
+KEPT = "oflax partition"
 
-def energies(
-  q: jax.Array,
-  k: jax.Array,
-  source_presence: jax.Array,
-  visible: jax.Array | None,
-  bias: jax.Array | None,
-  precision: lax.PrecisionLike,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-  r"""The exponentials of the scores, relative to the largest present one.
 
-  .. math:: E_{ij} = \exp(\min(s_{ij} + \log p^\circ_j - m_i, 80))
-
-  for visible sources and 0 for others. Nulls are not in the maximum
-  :math:`m_i`, lest they push all present weights to 0; hence the minimum.
-
-  Args:
-    q: Scaled queries, ``[..., N, T, H]``.
-    k: ``[..., N, S, H]``.
-    source_presence: ``[..., S]``.
-    visible: Boolean, broadcastable to ``[..., N, T, S]``.
-    bias: Added to the scores, broadcastable likewise, without −inf.
-    precision: Of the products.
+def attend(operands: Operands) -> tuple[jax.Array, jax.Array]:
+  """The mean of the values, ungated, and its support, for each head.
 
   Returns:
-    E ``[..., N, T, S]``, the maximum ``[..., N, T]`` and the mass of each
-    source, to be taken with its value, ``[..., S]``.
+    ``[B, N, T, V]`` and boolean ``[B, N, T]``.
   """
-  mass, log_presence = _numerics.split_mass(source_presence)
-  s = jnp.einsum("...th,...sh->...ts", q, k, precision=precision)
-  if bias is not None:
-    s = s + bias
-  s = s + log_presence[..., None, None, :]
-
-  present = (source_presence != 0)[..., None, None, :]
-  candidates = present if visible is None else present & visible
-  supported = jnp.any(candidates, axis=-1, keepdims=True)
-  everyone = True if visible is None else visible
-  competing = candidates | (everyone & ~supported)
-  lowest = jnp.finfo(s.dtype).min
-  top = jnp.max(
-    jnp.where(competing, s, lowest), axis=-1, keepdims=True, initial=lowest
+  operands = operands.ready()
+  bias, visible = _additive(operands)
+  result = partition(
+    operands.query,
+    operands.key,
+    operands.value,
+    operands.source_presence,
+    visible,
+    bias,
+    precision=operands.precision,
+    shifted_key=operands.shifted_key,
+    kept=_kept(operands),
   )
-  top = jnp.where(jnp.any(competing, axis=-1, keepdims=True), top, 0)
-  # The weights do not depend on the maximum, so neither do their derivatives.
-  top = lax.stop_gradient(top)
-  e = jnp.exp(jnp.minimum(s - top, _numerics.MAX_EXPONENT))
-  e = e if visible is None else jnp.where(visible, e, 0)
-  return e, jnp.squeeze(top, -1), mass
+  return result.mean(), result.mass != 0
+
+
+def weights(operands: Operands) -> jax.Array:
+  """The weights of all pairs, ``[B, N, T, S]``."""
+  operands = operands.ready()
+  bias, visible = _additive(operands)
+  e, _, mass = energies(
+    operands.query,
+    operands.key,
+    operands.source_presence,
+    visible,
+    bias,
+    operands.precision,
+    operands.shifted_key,
+  )
+  return _numerics.safe_divide(e * mass, jnp.sum(e * mass, -1, keepdims=True))
 
 
 def partition(
@@ -70,21 +66,143 @@ def partition(
   bias: jax.Array | None,
   *,
   precision: lax.PrecisionLike = None,
+  shifted_key: jax.Array | None = None,
   kept: jax.Array | None = None,
 ) -> Partition:
-  """The partition of all sources, of values ``[..., N, S, V]``.
+  """The partition of all sources, of values ``[..., N, S, V]`` times mass.
 
   `kept` are the dropout factors of the weights, 0 or 1 / (1 − rate).
   """
-  e, maximum, mass = energies(q, k, source_presence, visible, bias, precision)
-  weight = mass[..., None, :, None]
-  if kept is None:
-    # A column of ones beside the values sums up the mass in the same product.
-    columns = jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1) * weight
-    sums = jnp.einsum("...ts,...sv->...tv", e, columns, precision=precision)
-    return Partition(maximum, sums[..., -1], sums[..., :-1])
-  total = jnp.einsum("...nts,...s->...nt", e, mass, precision=precision)
-  value = jnp.einsum(
-    "...ts,...sv->...tv", e * kept, v * weight, precision=precision
+  e, maximum, mass = energies(
+    q, k, source_presence, visible, bias, precision, shifted_key
   )
+  total = jnp.einsum(
+    "...nts,...s->...nt", e, mass[..., 0, 0, :], precision=precision
+  )
+  if kept is not None:
+    e = e * kept
+  value = _product("gts,gsv->gtv", e, v, precision)
+  total, value = checkpoint_name((total, value), KEPT)
   return Partition(maximum, total, value)
+
+
+def energies(
+  q: jax.Array,
+  k: jax.Array,
+  source_presence: jax.Array,
+  visible: jax.Array | None,
+  bias: jax.Array | None,
+  precision: lax.PrecisionLike,
+  shifted_key: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  r"""The exponentials of the scores, relative to the largest present one.
+
+  .. math:: E_{ij} = \exp(\min(s_{ij} + \log p^\circ_j - m_i, 60))
+
+  for visible sources and 0 for others. Nulls are not in the maximum
+  :math:`m_i`, lest they push all present weights to 0; hence the minimum.
+
+  Args:
+    q: Scaled queries, ``[..., N, T, H]``.
+    k: ``[..., N, S, H]``.
+    source_presence: ``[..., 1, 1, S]``.
+    visible: Boolean, broadcastable to ``[..., N, T, S]``.
+    bias: Added to the scores, broadcastable likewise, without −inf.
+    precision: Of the products.
+    shifted_key: The key with log p as one more feature, to have the product
+      add it: a sum costs a pass over the scores.
+
+  Returns:
+    E ``[..., N, T, S]``, the maximum ``[..., N, T]`` and the mass of each
+    source, to be taken with its value, ``[..., 1, 1, S]``.
+  """
+  mass, log_presence = _numerics.split_mass(source_presence)
+  if shifted_key is None:
+    s = _product("gth,gsh->gts", q, k, precision) + log_presence
+  else:
+    s = _shifted(q, k, shifted_key)
+  if bias is not None:
+    s = s + bias
+  # The weights do not depend on the maximum, so neither do their derivatives.
+  top = _largest(lax.stop_gradient(s), source_presence != 0, visible)
+  top = checkpoint_name(top, KEPT)
+  e = _numerics.bounded_exp(s - top)
+  e = e if visible is None else jnp.where(visible, e, 0)
+  return e, jnp.squeeze(top, -1), mass
+
+
+def _largest(
+  s: jax.Array, present: jax.Array, visible: jax.Array | None
+) -> jax.Array:
+  """The largest score of a present visible source; the lowest if none is."""
+  lowest = jnp.finfo(s.dtype).min
+
+  def of_all(s: jax.Array) -> jax.Array:
+    return jnp.max(s, axis=-1, keepdims=True, initial=lowest)
+
+  def of_candidates(s: jax.Array) -> jax.Array:
+    candidates = present if visible is None else present & visible
+    return of_all(jnp.where(candidates, s, lowest))
+
+  if visible is None:
+    # To look at the scores as they are spares a pass over them.
+    return lax.cond(jnp.all(present), of_all, of_candidates, s)
+  return of_candidates(s)
+
+
+@jax.custom_jvp
+def _shifted(q: jax.Array, k: jax.Array, shifted_key: jax.Array) -> jax.Array:
+  """The product and log p; the derivative is that of the product, log p constant."""
+  q = jnp.concatenate([q, jnp.ones_like(q[..., :1])], axis=-1)
+  # log p must not be rounded, whatever the default precision is.
+  return _product("gth,gsh->gts", q, shifted_key, lax.Precision.HIGHEST)
+
+
+@_shifted.defjvp
+def _shifted_jvp(
+  primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]
+) -> tuple[jax.Array, jax.Array]:
+  (q, k, _), (dq, dk, _) = primals, tangents
+  tangent = _product("gth,gsh->gts", dq, k, None)
+  return _shifted(*primals), tangent + _product("gth,gsh->gts", q, dk, None)
+
+
+def _product(
+  spec: str, a: jax.Array, b: jax.Array, precision: lax.PrecisionLike
+) -> jax.Array:
+  """An einsum whose leading axes are made one, g: XLA handles that best."""
+  lead = a.shape[:-2]
+  a, b = (x.reshape(math.prod(lead), *x.shape[-2:]) for x in (a, b))
+  c = jnp.einsum(spec, a, b, precision=precision)
+  return c.reshape(*lead, *c.shape[-2:])
+
+
+def _additive(
+  operands: Operands,
+) -> tuple[jax.Array | None, jax.Array | None]:
+  """The bias that is computed on, and the relation.
+
+  The −inf of a bias moves into the relation, and no other non-finite bias of an
+  invisible pair or of an absent token is computed on.
+  """
+  bias, visible = operands.bias, operands.visibility.relation()
+  if bias is None:
+    return None, visible
+  # Without the literal −inf, which `jax_debug_infs` would stop at.
+  shown = jnp.isfinite(bias) | ~(bias < 0)
+  visible = shown if visible is None else visible & shown
+  absent = (operands.receiver_presence == 0) | (operands.source_presence == 0)
+  bias = jnp.where((visible & ~absent) | jnp.isfinite(bias), bias, 0)
+  return bias, visible
+
+
+def _kept(operands: Operands) -> jax.Array | None:
+  """The factor of every weight under dropout, or None without it."""
+  rate = operands.dropout_rate
+  if rate == 0:
+    return None
+  shape = operands.sizes
+  if operands.broadcast_dropout:
+    shape = (1, 1, *shape[2:])
+  kept = jax.random.bernoulli(operands.dropout_key, 1 - rate, shape)
+  return jnp.where(kept, 1 / (1 - rate), 0).astype(operands.query.dtype)

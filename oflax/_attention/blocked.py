@@ -1,0 +1,205 @@
+"""OAttention in blocks, each the reference: memory grows with the tokens only.
+
+The backward pass computes each block again, all but its sums.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+from typing import Any
+from typing import NamedTuple
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from oflax import _checks
+from oflax._attention import reference
+from oflax._attention.operands import Operands
+
+# Axes of everything that a block is cut from, or 1 in their place.
+BATCH, HEADS, RECEIVERS = range(3)
+# How many parts of the sources a block may be without, one by one.
+PARTS = 8
+
+
+class BlockSizes(NamedTuple):
+  """How much a block of attention holds; less where there is less.
+
+  Pass it as `implementation` of `oflax.o_attention` to choose for yourself.
+
+  Attributes:
+    batch: Samples.
+    heads: Heads.
+    receivers: Receivers; a block holds all sources that they may see.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import oflax
+    >>> x, p = jnp.zeros((5, 2, 4)), jnp.ones(5)
+    >>> sizes = oflax.BlockSizes(heads=2, receivers=2)
+    >>> oflax.o_attention(x, x, x, p, p, implementation=sizes).shape
+    (5, 2, 4)
+
+  Reference: DESIGN §5, blocked.
+  """
+
+  batch: int = 1
+  heads: int = 1
+  receivers: int = 256
+
+  def hold(self, operands: Operands) -> bool:
+    """Whether one block holds all."""
+    return all(a >= b for a, b in zip(self, operands.sizes[:3], strict=True))
+
+
+def block_sizes(operands: Operands) -> BlockSizes:
+  """The one place that chooses: blocks whose scores fit into caches."""
+  batch, heads, receivers, sources = operands.sizes
+  scores = 2**20 if jax.default_backend() == "cpu" else 2**24
+  rows = min(receivers, 512 if sources <= 1024 else 256)
+  per_head = max(1, rows * sources)
+  # One product of two matrices leaves a core idle more often than two do.
+  at_least = 2 if batch == 1 else 1
+  some = _divisor(heads, max(scores // per_head, at_least))
+  samples = (
+    _divisor(batch, scores // (heads * per_head)) if some == heads else 1
+  )
+  return BlockSizes(samples, some, rows)
+
+
+def attend(
+  operands: Operands, sizes: BlockSizes
+) -> tuple[jax.Array, jax.Array]:
+  """As `reference.attend`, block by block."""
+  for name, size in sizes._asdict().items():
+    _checks.check_at_least(f"BlockSizes.{name}", size, 1)
+  if 0 in operands.sizes:
+    return reference.attend(operands)
+  operands = operands.ready()
+  batch, heads, receivers, _ = operands.sizes
+  place = (
+    jnp.arange(batch)[:, None, None],
+    jnp.arange(heads)[None, :, None],
+    jnp.arange(receivers)[None, None, :],
+  )
+
+  @functools.partial(
+    jax.checkpoint,
+    policy=jax.checkpoint_policies.save_only_these_names(reference.KEPT),
+  )
+  def block(tree: Any) -> tuple[jax.Array, jax.Array]:
+    operands, key, value, shifted_key, place = tree
+    if shifted_key is not None:
+      shifted_key = jnp.squeeze(shifted_key, RECEIVERS)
+    operands = dataclasses.replace(
+      operands,
+      key=_sources_first(key),
+      value=_sources_first(value),
+      shifted_key=shifted_key,
+      dropout_key=_key(dropout_key, operands.broadcast_dropout, place),
+    )
+    return _within_reach(operands)
+
+  # With the sources last, the products of the backward pass are fast on CPU.
+  shifted_key = operands.shifted_key
+  tree = (
+    dataclasses.replace(
+      operands, key=None, value=None, shifted_key=None, dropout_key=None
+    ),
+    operands.key.mT[:, :, None],
+    operands.value.mT[:, :, None],
+    None if shifted_key is None else shifted_key[:, :, None],
+    place,
+  )
+  dropout_key = operands.dropout_key
+  run = block
+  for axis, size in reversed(list(enumerate(sizes))):
+    run = functools.partial(_map_blocks, run, axis, size)
+  return run(tree)
+
+
+def _map_blocks(
+  fn: Callable[[Any], Any], axis: int, size: int, tree: Any
+) -> Any:
+  """Maps fn in turn over blocks of an axis; leaves with 1 there are shared."""
+  leaves, treedef = jax.tree.flatten(tree)
+  length = max(leaf.shape[axis] for leaf in leaves)
+  count = -(-length // size)
+  if count == 1:
+    return fn(tree)
+  size = -(-length // count)
+  cut = [leaf.shape[axis] != 1 for leaf in leaves]
+
+  def split(x: jax.Array) -> jax.Array:
+    if count * size > length:
+      widths = [(0, 0)] * x.ndim
+      widths[axis] = (0, count * size - length)
+      x = jnp.pad(x, widths, mode="edge")
+    x = x.reshape(*x.shape[:axis], count, size, *x.shape[axis + 1 :])
+    return jnp.moveaxis(x, axis, 0)
+
+  def one(blocks: list[jax.Array]) -> Any:
+    rest = iter(blocks)
+    both = zip(leaves, cut, strict=True)
+    parts = [next(rest) if c else leaf for leaf, c in both]
+    return fn(treedef.unflatten(parts))
+
+  def joined(x: jax.Array) -> jax.Array:
+    x = jnp.moveaxis(x, 0, axis)
+    x = x.reshape(*x.shape[:axis], count * size, *x.shape[axis + 2 :])
+    return lax.slice_in_dim(x, 0, length, axis=axis)
+
+  blocks = [split(leaf) for leaf, c in zip(leaves, cut, strict=True) if c]
+  return jax.tree.map(joined, lax.map(one, blocks))
+
+
+def _within_reach(operands: Operands) -> tuple[jax.Array, jax.Array]:
+  """The reference, without parts of the sources that nobody here may see.
+
+  They are left out by visibility only: what is absent has curvature.
+  """
+  reach = operands.visibility.reach()
+  sources = operands.key.shape[-2]
+  if reach is None or sources < PARTS:
+    return reference.attend(operands)
+  reach = jnp.any(reach, axis=(0, 1, 2))
+  first = jnp.argmax(reach)
+  last = sources - 1 - jnp.argmax(reach[::-1])
+  extents = [-(-sources * part // PARTS) for part in range(1, PARTS + 1)]
+  chosen = jnp.sum(last - first >= jnp.asarray(extents))
+
+  def within(extent: int) -> Callable[[Operands], Any]:
+    def attend(operands: Operands) -> tuple[jax.Array, jax.Array]:
+      start = jnp.clip(first, 0, sources - extent)
+      return reference.attend(operands.sources(start, extent))
+
+    return attend
+
+  return lax.switch(chosen, [within(e) for e in extents], operands)
+
+
+def _sources_first(x: jax.Array) -> jax.Array:
+  """``[b, n, 1, features, S]`` as ``[b, n, S, features]``.
+
+  With one leading axis at a time, else XLA does not see that two transposes
+  make none.
+  """
+  b, n, _, features, sources = x.shape
+  x = x.reshape(b * n, features, sources).mT
+  return x.reshape(b, n, sources, features)
+
+
+def _key(key: jax.Array | None, broadcast: bool, place: Any) -> Any:
+  """A dropout key of each block, given the places of its first entries."""
+  if key is None:
+    return None
+  for axis in (RECEIVERS,) if broadcast else (BATCH, HEADS, RECEIVERS):
+    key = jax.random.fold_in(key, place[axis].reshape(-1)[0])
+  return key
+
+
+def _divisor(number: int, most: int) -> int:
+  """The largest divisor of `number` that is at most `most`; at least 1."""
+  fitting = range(1, min(number, max(1, most)) + 1)
+  return max((d for d in fitting if number % d == 0), default=1)

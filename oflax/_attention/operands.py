@@ -1,0 +1,226 @@
+"""What the implementations of OAttention work on: checked, and of one rank."""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+from jax import lax
+import jax.numpy as jnp
+
+from oflax import _checks
+from oflax import _numerics
+from oflax import _visibility
+from oflax._visibility import Visibility
+
+
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=(
+    "query",
+    "key",
+    "value",
+    "receiver_presence",
+    "source_presence",
+    "visibility",
+    "bias",
+    "scale",
+    "shifted_key",
+    "dropout_key",
+  ),
+  meta_fields=("dropout_rate", "broadcast_dropout", "precision"),
+)
+@dataclasses.dataclass(frozen=True)
+class Operands:
+  """The arguments of `o_attention`: batch axes made one, B, and heads first.
+
+  Attributes:
+    query: ``[B, N, T, H]``; absent tokens have finite entries, as below.
+    key: ``[B, K, S, H]``.
+    value: ``[B, K, S, V]``.
+    receiver_presence: ``[B, 1, T, 1]``.
+    source_presence: ``[B, 1, 1, S]``.
+    visibility: Who may look at whom.
+    bias: Added to the scores, ``[B, N, T, S]`` with ones, or None.
+    scale: Of the scores, or None, if this is `ready`.
+    shifted_key: The key with log p as one more feature, a constant; or None.
+    dropout_key: Or None.
+    dropout_rate: Share of the weights dropped; 0 if there is no dropout.
+    broadcast_dropout: Whether B and N share the dropout.
+    precision: Of the products.
+  """
+
+  query: jax.Array
+  key: jax.Array
+  value: jax.Array
+  receiver_presence: jax.Array
+  source_presence: jax.Array
+  visibility: Visibility
+  bias: jax.Array | None
+  scale: Any
+  shifted_key: jax.Array | None = None
+  dropout_key: jax.Array | None = None
+  dropout_rate: float = 0.0
+  broadcast_dropout: bool = False
+  precision: lax.PrecisionLike = None
+
+  @property
+  def sizes(self) -> tuple[int, int, int, int]:
+    """B, N, T and S."""
+    return (*self.query.shape[:3], self.source_presence.shape[-1])
+
+  def ready(self) -> "Operands":
+    """What the products take, in float32 or wider and with N heads each.
+
+    The scale is in the query, and the mass of the sources in the value.
+    """
+    if self.scale is None:
+      return self
+    heads = self.query.shape[1]
+    dtype = _numerics.wide_dtype(self.query, self.key, self.value)
+    query, key, value = (
+      _repeated(x.astype(dtype), heads // x.shape[1])
+      for x in (self.query, self.key, self.value)
+    )
+    mass, log_presence = _numerics.split_mass(self.source_presence)
+    shifted_key = None
+    if self.precision is None and jax.default_backend() == "cpu":
+      column = jnp.broadcast_to(log_presence.mT, (*key.shape[:-1], 1))
+      shifted_key = jnp.concatenate([key, column.astype(dtype)], axis=-1)
+    return dataclasses.replace(
+      self,
+      query=query * self.scale,
+      key=key,
+      shifted_key=shifted_key,
+      value=value * mass.mT,
+      scale=None,
+    )
+
+  def sources(self, start: Any, size: int) -> "Operands":
+    """Those of a range of sources."""
+
+    def part(x: jax.Array | None, axis: int) -> Any:
+      if x is None or x.shape[axis] == 1:
+        return x
+      return lax.dynamic_slice_in_dim(x, start, size, axis)
+
+    def pair(sides: Any) -> Any:
+      return sides and (sides[0], part(sides[1], -1))
+
+    return dataclasses.replace(
+      self,
+      key=part(self.key, -2),
+      shifted_key=part(self.shifted_key, -2),
+      value=part(self.value, -2),
+      source_presence=part(self.source_presence, -1),
+      visibility=dataclasses.replace(
+        self.visibility,
+        mask=part(self.visibility.mask, -1),
+        positions=pair(self.visibility.positions),
+        segments=pair(self.visibility.segments),
+      ),
+      bias=part(self.bias, -1),
+    )
+
+
+def prepare(
+  query: Any,
+  key: Any,
+  value: Any,
+  receiver_presence: Any,
+  source_presence: Any,
+  *,
+  bias: Any,
+  scale: Any,
+  precision: lax.PrecisionLike = None,
+  dropout_rate: float = 0.0,
+  dropout_key: jax.Array | None = None,
+  broadcast_dropout: bool = False,
+  **visibility: Any,
+) -> Operands:
+  """Checks the arguments of `o_attention`."""
+  query, key, value = _arrays(query, key, value)
+  receivers, sources = query.shape[:-2], key.shape[:-2]
+  p_source = _checks.presence_of("source_presence", source_presence, sources)
+  p_receiver = _checks.presence_of(
+    "receiver_presence", receiver_presence, receivers
+  )
+  seen = _visibility.visibility(
+    p_receiver, p_source, num_heads=query.shape[-2], **visibility
+  )
+  scores = (*receivers[:-1], query.shape[-2], receivers[-1], sources[-1])
+  if bias is not None:
+    bias = jnp.asarray(bias)
+    _checks.check_floating("bias", bias)
+    bias = _visibility.pairwise("bias", bias, scores)
+    bias = bias.astype(_numerics.wide_dtype(query, key, value))
+  _checks.check_interval("dropout_rate", dropout_rate, 0, 1, "[)")
+  if dropout_rate and dropout_key is None:
+    raise ValueError(
+      f"dropout_key must be a key if dropout_rate is positive ({dropout_rate}),"
+      " got None."
+    )
+  batch = math.prod(receivers[:-1])
+  return Operands(
+    _heads_first(_numerics.quarantine(query, p_receiver)),
+    _heads_first(_numerics.quarantine(key, p_source)),
+    _heads_first(_numerics.quarantine(value, p_source)),
+    p_receiver.reshape(batch, 1, receivers[-1], 1),
+    p_source.reshape(batch, 1, 1, sources[-1]),
+    seen,
+    bias,
+    _scale(scale, query),
+    None,
+    dropout_key,
+    dropout_rate,
+    broadcast_dropout,
+    precision,
+  )
+
+
+def _arrays(*given: Any) -> tuple[jax.Array, ...]:
+  names = ("query", "key", "value")
+  q, k, v = arrays = tuple(map(jnp.asarray, given))
+  for name, array in zip(names, arrays, strict=True):
+    _checks.check_floating(name, array)
+    _checks.check_rank(name, array, 3, "[..., tokens, heads, features]")
+  if k.shape[:-1] != v.shape[:-1]:
+    raise ValueError(
+      "key and value must agree in all but their features, got shapes"
+      f" {k.shape} and {v.shape}."
+    )
+  if q.shape[:-3] != k.shape[:-3] or q.shape[-1] != k.shape[-1]:
+    raise ValueError(
+      "query and key must agree in batch axes and features, got shapes"
+      f" {q.shape} and {k.shape}."
+    )
+  if k.shape[-2] == 0 or q.shape[-2] % k.shape[-2]:
+    raise ValueError(
+      f"the heads of key ({k.shape[-2]}) must divide those of query"
+      f" ({q.shape[-2]})."
+    )
+  return arrays
+
+
+def _scale(scale: Any, query: jax.Array) -> Any:
+  if scale is None:
+    return 1 / math.sqrt(max(query.shape[-1], 1))
+  _checks.check_scalar("scale", scale)
+  return jnp.asarray(scale, _numerics.wide_dtype(query))
+
+
+def _heads_first(x: jax.Array) -> jax.Array:
+  """``[..., tokens, heads, features]`` as ``[B, heads, tokens, features]``."""
+  x = x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:])
+  return jnp.moveaxis(x, -2, -3)
+
+
+def _repeated(x: jax.Array, times: int) -> jax.Array:
+  """Each head, axis 1, several times in a row.
+
+  As a broadcast: `jnp.repeat` has a slow derivative.
+  """
+  shape = (x.shape[0], x.shape[1], times, *x.shape[2:])
+  x = jnp.broadcast_to(x[:, :, None], shape)
+  return x.reshape(x.shape[0], x.shape[1] * times, *x.shape[3:])
