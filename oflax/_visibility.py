@@ -150,6 +150,20 @@ def pairwise(name: str, array: jax.Array, scores: tuple[int, ...]) -> jax.Array:
   return array.reshape(1, *array.shape[-3:])
 
 
+def taken(mask: jax.Array, place: jax.Array) -> jax.Array:
+  """A mask between the tokens at given places, ``[..., size]``.
+
+  From ``[n, n]`` or ``[..., N, n, n]`` with ones to ``[..., N, size, size]``.
+  """
+  if mask.ndim == 2:
+    mask = mask.reshape((1,) * place.ndim + mask.shape)
+  for axis, index in ((-2, place[..., :, None]), (-1, place[..., None, :])):
+    if mask.shape[axis] != 1:
+      index = jnp.expand_dims(index, -3)
+      mask = jnp.take_along_axis(mask, index, axis)
+  return mask
+
+
 def _window(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
   if size is None:
     return None

@@ -76,47 +76,96 @@ def attend(
     _checks.check_at_least(f"BlockSizes.{name}", size, 1)
   if 0 in operands.sizes:
     return reference.attend(operands)
-  operands = operands.ready()
-  batch, heads, receivers, _ = operands.sizes
-  place = (
-    jnp.arange(batch)[:, None, None],
-    jnp.arange(heads)[None, :, None],
-    jnp.arange(receivers)[None, None, :],
-  )
-
-  @functools.partial(
-    jax.checkpoint,
-    policy=jax.checkpoint_policies.save_only_these_names(reference.KEPT),
-  )
-  def block(tree: Any) -> tuple[jax.Array, jax.Array]:
-    operands, key, value, shifted_key, place = tree
-    if shifted_key is not None:
-      shifted_key = jnp.squeeze(shifted_key, RECEIVERS)
-    operands = dataclasses.replace(
-      operands,
-      key=_sources_first(key),
-      value=_sources_first(value),
-      shifted_key=shifted_key,
-      dropout_key=_key(dropout_key, operands.broadcast_dropout, place),
-    )
-    return _within_reach(operands)
-
-  # With the sources last, the products of the backward pass are fast on CPU.
-  shifted_key = operands.shifted_key
-  tree = (
-    dataclasses.replace(
-      operands, key=None, value=None, shifted_key=None, dropout_key=None
-    ),
-    operands.key.mT[:, :, None],
-    operands.value.mT[:, :, None],
-    None if shifted_key is None else shifted_key[:, :, None],
-    place,
-  )
-  dropout_key = operands.dropout_key
-  run = block
+  run = functools.partial(_block, operands.dropout_key)
   for axis, size in reversed(list(enumerate(sizes))):
     run = functools.partial(_map_blocks, run, axis, size)
-  return run(tree)
+  return run(_Cut.of(operands.ready()))
+
+
+class _Cut(NamedTuple):
+  """Operands to cut blocks from: axes B, N and T first, or 1 in their place.
+
+  Keys and values have the sources last, ``[B, N, 1, features, S]``: so the
+  products of the backward pass are fast on CPU.
+  """
+
+  others: Operands
+  key: jax.Array
+  value: jax.Array
+  shifted_key: jax.Array | None
+  place: tuple[jax.Array, ...]
+
+  @classmethod
+  def of(cls, operands: Operands) -> "_Cut":
+    shifted_key = operands.shifted_key
+    return cls(
+      dataclasses.replace(
+        operands, key=None, value=None, shifted_key=None, dropout_key=None
+      ),
+      operands.key.mT[:, :, None],
+      operands.value.mT[:, :, None],
+      None if shifted_key is None else shifted_key[:, :, None],
+      tuple(
+        jnp.expand_dims(jnp.arange(size), [i for i in range(3) if i != axis])
+        for axis, size in enumerate(operands.sizes[:3])
+      ),
+    )
+
+  def sources(self, start: Any, size: int) -> Operands:
+    """The operands with a range of the sources."""
+
+    def part(x: jax.Array, axis: int) -> jax.Array:
+      whole = x.shape[axis] in (1, size)
+      return x if whole else lax.dynamic_slice_in_dim(x, start, size, axis)
+
+    shifted_key = self.shifted_key
+    if shifted_key is not None:
+      shifted_key = jnp.squeeze(part(shifted_key, -2), RECEIVERS)
+    return dataclasses.replace(
+      self.others.cut(part),
+      key=_sources_first(part(self.key, -1)),
+      value=_sources_first(part(self.value, -1)),
+      shifted_key=shifted_key,
+    )
+
+
+def _block(
+  dropout_key: jax.Array | None, cut: _Cut
+) -> tuple[jax.Array, jax.Array]:
+  """The reference, without parts of the sources that nobody here may see.
+
+  They are left out by visibility only: what is absent has curvature.
+  """
+  key = _key(dropout_key, cut.others.broadcast_dropout, cut.place)
+  cut = cut._replace(others=dataclasses.replace(cut.others, dropout_key=key))
+  sources = cut.key.shape[-1]
+  reach = cut.others.visibility.reach()
+  if reach is None or sources < PARTS:
+    return _again(lambda cut: reference.attend(cut.sources(0, sources)))(cut)
+  reach = jnp.any(reach, axis=(0, 1, 2))
+  first = jnp.argmax(reach)
+  last = sources - 1 - jnp.argmax(reach[::-1])
+  extents = [-(-sources * part // PARTS) for part in range(1, PARTS + 1)]
+  chosen = jnp.sum(last - first >= jnp.asarray(extents))
+
+  def within(extent: int) -> Callable[[_Cut, jax.Array], Any]:
+    def attend(cut: _Cut, first: jax.Array) -> tuple[jax.Array, jax.Array]:
+      start = jnp.clip(first, 0, sources - extent)
+      return reference.attend(cut.sources(start, extent))
+
+    # In the branch, too: else what it computes leaves it, to be used again.
+    return _again(attend)
+
+  branches = [within(extent) for extent in extents]
+  return _again(lambda *args: lax.switch(args[0], branches, *args[1:]))(
+    chosen, cut, first
+  )
+
+
+def _again(fn: Callable[..., Any]) -> Callable[..., Any]:
+  """Has the backward pass compute a block again, all but its sums."""
+  policy = jax.checkpoint_policies.save_only_these_names(reference.KEPT)
+  return jax.checkpoint(fn, policy=policy)
 
 
 def _map_blocks(
@@ -152,31 +201,6 @@ def _map_blocks(
 
   blocks = [split(leaf) for leaf, c in zip(leaves, cut, strict=True) if c]
   return jax.tree.map(joined, lax.map(one, blocks))
-
-
-def _within_reach(operands: Operands) -> tuple[jax.Array, jax.Array]:
-  """The reference, without parts of the sources that nobody here may see.
-
-  They are left out by visibility only: what is absent has curvature.
-  """
-  reach = operands.visibility.reach()
-  sources = operands.key.shape[-2]
-  if reach is None or sources < PARTS:
-    return reference.attend(operands)
-  reach = jnp.any(reach, axis=(0, 1, 2))
-  first = jnp.argmax(reach)
-  last = sources - 1 - jnp.argmax(reach[::-1])
-  extents = [-(-sources * part // PARTS) for part in range(1, PARTS + 1)]
-  chosen = jnp.sum(last - first >= jnp.asarray(extents))
-
-  def within(extent: int) -> Callable[[Operands], Any]:
-    def attend(operands: Operands) -> tuple[jax.Array, jax.Array]:
-      start = jnp.clip(first, 0, sources - extent)
-      return reference.attend(operands.sources(start, extent))
-
-    return attend
-
-  return lax.switch(chosen, [within(e) for e in extents], operands)
 
 
 def _sources_first(x: jax.Array) -> jax.Array:

@@ -1,8 +1,10 @@
 """What the implementations of OAttention work on: checked, and of one rank."""
 
+from collections.abc import Callable
 import dataclasses
 import functools
 import math
+import numbers
 from typing import Any
 
 import jax
@@ -43,7 +45,7 @@ class Operands:
     source_presence: ``[B, 1, 1, S]``.
     visibility: Who may look at whom.
     bias: Added to the scores, ``[B, N, T, S]`` with ones, or None.
-    scale: Of the scores, or None, if this is `ready`.
+    scale: Of the scores; None: it is in the query (see `ready`).
     shifted_key: The key with log p as one more feature, a constant; or None.
     dropout_key: Or None.
     dropout_rate: Share of the weights dropped; 0 if there is no dropout.
@@ -97,30 +99,26 @@ class Operands:
       scale=None,
     )
 
-  def sources(self, start: Any, size: int) -> "Operands":
-    """Those of a range of sources."""
+  def cut(self, part: Callable[[jax.Array, int], jax.Array]) -> "Operands":
+    """With a part of what varies over sources, but for keys and values."""
 
-    def part(x: jax.Array | None, axis: int) -> Any:
-      if x is None or x.shape[axis] == 1:
-        return x
-      return lax.dynamic_slice_in_dim(x, start, size, axis)
+    def last(x: jax.Array | None) -> Any:
+      return None if x is None else part(x, -1)
 
-    def pair(sides: Any) -> Any:
-      return sides and (sides[0], part(sides[1], -1))
+    def pair(sides: tuple[jax.Array, jax.Array] | None) -> Any:
+      return None if sides is None else (sides[0], part(sides[1], -1))
 
+    seen = self.visibility
     return dataclasses.replace(
       self,
-      key=part(self.key, -2),
-      shifted_key=part(self.shifted_key, -2),
-      value=part(self.value, -2),
       source_presence=part(self.source_presence, -1),
       visibility=dataclasses.replace(
-        self.visibility,
-        mask=part(self.visibility.mask, -1),
-        positions=pair(self.visibility.positions),
-        segments=pair(self.visibility.segments),
+        seen,
+        mask=last(seen.mask),
+        positions=pair(seen.positions),
+        segments=pair(seen.segments),
       ),
-      bias=part(self.bias, -1),
+      bias=last(self.bias),
     )
 
 
@@ -207,6 +205,8 @@ def _scale(scale: Any, query: jax.Array) -> Any:
   if scale is None:
     return 1 / math.sqrt(max(query.shape[-1], 1))
   _checks.check_scalar("scale", scale)
+  if isinstance(scale, numbers.Real):
+    return float(scale)
   return jnp.asarray(scale, _numerics.wide_dtype(query))
 
 

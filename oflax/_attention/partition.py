@@ -15,8 +15,8 @@ class Partition(NamedTuple):
   The true sums are e^maximum times the stored ones.
 
   Attributes:
-    maximum: The largest exponent of a present visible source, or anything
-      finite if there is none, ``[..., N, T]``.
+    maximum: The largest exponent of a present visible source; 0 if there is
+      none, ``[..., N, T]``.
     mass: :math:`\sum_j p_j e^{s_{ij}}`, relative; 0 just where the support is
       empty, else at least 1, ``[..., N, T]``.
     value: :math:`\sum_j p_j e^{s_{ij}} v_j`, relative, ``[..., N, T, V]``.

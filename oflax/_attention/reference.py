@@ -26,7 +26,7 @@ def attend(operands: Operands) -> tuple[jax.Array, jax.Array]:
     ``[B, N, T, V]`` and boolean ``[B, N, T]``.
   """
   operands = operands.ready()
-  bias, visible = _additive(operands)
+  bias, visible = additive(operands)
   result = partition(
     operands.query,
     operands.key,
@@ -44,7 +44,7 @@ def attend(operands: Operands) -> tuple[jax.Array, jax.Array]:
 def weights(operands: Operands) -> jax.Array:
   """The weights of all pairs, ``[B, N, T, S]``."""
   operands = operands.ready()
-  bias, visible = _additive(operands)
+  bias, visible = additive(operands)
   e, _, mass = energies(
     operands.query,
     operands.key,
@@ -123,36 +123,33 @@ def energies(
     s = _shifted(q, k, shifted_key)
   if bias is not None:
     s = s + bias
+  lowest = jnp.finfo(s.dtype).min
+  if visible is not None:
+    s = jnp.where(visible, s, lowest)
   # The weights do not depend on the maximum, so neither do their derivatives.
-  top = _largest(lax.stop_gradient(s), source_presence != 0, visible)
-  top = checkpoint_name(top, KEPT)
+  top = _largest(lax.stop_gradient(s), source_presence != 0)
+  top = checkpoint_name(jnp.where(top > lowest, top, 0), KEPT)
   e = _numerics.bounded_exp(s - top)
-  e = e if visible is None else jnp.where(visible, e, 0)
   return e, jnp.squeeze(top, -1), mass
 
 
-def _largest(
-  s: jax.Array, present: jax.Array, visible: jax.Array | None
-) -> jax.Array:
-  """The largest score of a present visible source; the lowest if none is."""
+def _largest(s: jax.Array, present: jax.Array) -> jax.Array:
+  """The largest score of a present source; the lowest number if none is."""
   lowest = jnp.finfo(s.dtype).min
 
   def of_all(s: jax.Array) -> jax.Array:
     return jnp.max(s, axis=-1, keepdims=True, initial=lowest)
 
-  def of_candidates(s: jax.Array) -> jax.Array:
-    candidates = present if visible is None else present & visible
-    return of_all(jnp.where(candidates, s, lowest))
+  def of_present(s: jax.Array) -> jax.Array:
+    return of_all(jnp.where(present, s, lowest))
 
-  if visible is None:
-    # To look at the scores as they are spares a pass over them.
-    return lax.cond(jnp.all(present), of_all, of_candidates, s)
-  return of_candidates(s)
+  # To look at the scores as they are spares a pass over them.
+  return lax.cond(jnp.all(present), of_all, of_present, s)
 
 
 @jax.custom_jvp
 def _shifted(q: jax.Array, k: jax.Array, shifted_key: jax.Array) -> jax.Array:
-  """The product and log p; the derivative is that of the product, log p constant."""
+  """The scores with log p, a constant: derivatives are those of q · k."""
   q = jnp.concatenate([q, jnp.ones_like(q[..., :1])], axis=-1)
   # log p must not be rounded, whatever the default precision is.
   return _product("gth,gsh->gts", q, shifted_key, lax.Precision.HIGHEST)
@@ -177,7 +174,7 @@ def _product(
   return c.reshape(*lead, *c.shape[-2:])
 
 
-def _additive(
+def additive(
   operands: Operands,
 ) -> tuple[jax.Array | None, jax.Array | None]:
   """The bias that is computed on, and the relation.
@@ -193,7 +190,9 @@ def _additive(
   visible = shown if visible is None else visible & shown
   absent = (operands.receiver_presence == 0) | (operands.source_presence == 0)
   bias = jnp.where((visible & ~absent) | jnp.isfinite(bias), bias, 0)
-  return bias, visible
+  # The lowest number of all says that a pair is invisible; half of it is left
+  # to those who mask with a finite bias.
+  return jnp.maximum(bias, jnp.finfo(bias.dtype).min / 2), visible
 
 
 def _kept(operands: Operands) -> jax.Array | None:

@@ -12,8 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from oflax import _checks
+from oflax import _compaction
 from oflax import _components
 from oflax import _presence
+from oflax import _visibility
 from oflax.linen.attention import OAttention
 from oflax.linen.calibration import CALIBRATING
 from oflax.linen.components import OFFN
@@ -214,6 +216,10 @@ class OTransformer(_Fields):
     num_heads: Heads of the attention.
     mlp_dim: Hidden features of the feed-forward networks.
     final_norm: Whether an ONorm follows the last block.
+    compact: Compute on the tokens that are not null, and only on them: exact
+      to the bit however many nulls there are (see `oflax.compacted`). Needs
+      variant="full". A call that records something, as intermediates, computes
+      on all. Under `jax.vmap` every bucket would run: use batch axes instead.
     remat: Recompute each block in the backward pass, to save memory.
     scan_layers: Compile one block and scan over it; its variables are under
       "blocks" with a leading layer axis (see `stack_blocks`).
@@ -241,6 +247,7 @@ class OTransformer(_Fields):
   mlp_dim: int
   _: dataclasses.KW_ONLY
   final_norm: bool = False
+  compact: bool = False
   remat: bool = False
   scan_layers: bool = False
 
@@ -270,6 +277,11 @@ class OTransformer(_Fields):
       Carriers, ``[..., n, d]``.
     """
     self.check()
+    if self.compact and not (self.variant == "full" and self.closed):
+      raise ValueError(
+        f'compact=True needs variant="full", got {self.variant!r}: the others'
+        " are not closed."
+      )
     if self.num_layers < 0:
       raise ValueError(
         f"num_layers must not be negative, got {self.num_layers!r}."
@@ -278,6 +290,10 @@ class OTransformer(_Fields):
     _checks.check_rank("carriers", carriers, 2, "[..., n, d]")
     if deterministic is None:
       deterministic = self.deterministic is not False
+    if self.compact and not any(map(self.is_mutable_collection, _LAYERED)):
+      return self._on_present(
+        carriers, mask, positions, segments, deterministic
+      )
     if positions is None:
       presence = _presence.presence(carriers)
       if self.variant == "host" or not self.closed:
@@ -309,6 +325,45 @@ class OTransformer(_Fields):
       for i in range(self.num_layers):
         h = apply_block(self._block(f"block_{i}"), h)
     return self.make_norm("final_norm")(h) if self.final_norm else h
+
+  def _on_present(
+    self,
+    carriers: jax.Array,
+    mask: jax.Array | None,
+    positions: jax.Array | None,
+    segments: jax.Array | None,
+    deterministic: bool,
+  ) -> jax.Array:
+    """The same map of the tokens that are not null, by `oflax.compacted`."""
+    tokens = carriers.shape[:-1]
+    if positions is not None:
+      positions = _checks.per_token("positions", positions, tokens)
+    if segments is not None:
+      segments = _checks.per_token("segments", segments, tokens)
+    if mask is not None:
+      n = tokens[-1]
+      mask = jnp.asarray(mask)
+      _visibility.pairwise("mask", mask, (*tokens[:-1], self.num_heads, n, n))
+    rngs = {}
+    if self.dropout_rate and not deterministic:
+      rngs["dropout"] = self.make_rng("dropout")
+    model = self.clone(parent=None, name=None, compact=False)
+    variables = self.variables
+
+    def run(h: jax.Array, place: jax.Array, *aligned: Any) -> jax.Array:
+      outputs: Any = model.apply(
+        variables,
+        h,
+        mask=None if mask is None else _visibility.taken(mask, place),
+        positions=aligned[0],
+        segments=aligned[1],
+        deterministic=deterministic,
+        rngs=rngs,
+      )
+      return outputs
+
+    place = jnp.broadcast_to(jnp.arange(tokens[-1]), tokens)
+    return _compaction.compacted(run)(carriers, place, positions, segments)
 
   def _block(self, name: str) -> OBlock:
     return OBlock(
