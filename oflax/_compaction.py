@@ -9,6 +9,7 @@ import jax
 from jax import lax
 import jax.numpy as jnp
 
+from oflax import _attention
 from oflax import _checks
 
 FIRST_BUCKET = 32
@@ -165,7 +166,7 @@ def compacted(
         front, others, index = compact(carriers, size, *aligned)
         # Between barriers the program is the same for every n, to the bit.
         front, others = lax.optimization_barrier((front, others))
-        values = fn(front, *others, **kwargs)
+        values = _lean(functools.partial(fn, **kwargs))(front, *others)
         return expand(lax.optimization_barrier(values), index, n)
 
       return run
@@ -176,6 +177,19 @@ def compacted(
     return lax.switch(chosen, [branch(s) for s in sizes], carriers, aligned)
 
   return on_present
+
+
+def _lean(fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+  """Keeps only what is dear to compute for the backward pass.
+
+  What one bucket keeps, all others have to fill with zeros.
+  """
+  policies = jax.checkpoint_policies
+  policy = policies.save_from_both_policies(
+    policies.dots_with_no_batch_dims_saveable,
+    policies.save_only_these_names(_attention.KEPT),
+  )
+  return jax.checkpoint(fn, policy=policy)
 
 
 def _sizes(n: int, buckets: Sequence[int] | None) -> list[int]:

@@ -138,6 +138,59 @@ def laws(
     raise typer.Exit(1)
 
 
+@app.command()
+def bench(
+  device: Annotated[str, typer.Option(help="cpu or gpu.")] = "cpu",
+  seconds: Annotated[
+    int, typer.Option(callback=_at_least(1), help="About, for each group.")
+  ] = 20,
+  only: Annotated[
+    str, typer.Option(help="Only groups with this text in their names.")
+  ] = "",
+  directory: Annotated[
+    pathlib.Path,
+    typer.Option(file_okay=False, help="For benchmarks.md, .png and .json."),
+  ] = RUNS / "bench",
+) -> None:
+  """Measure attention and a model beside what people use today."""
+  import jax
+  from rich import progress
+
+  from oflax.studies import bench_report
+
+  try:
+    chosen = jax.devices(device)[0]
+  except RuntimeError as error:
+    raise typer.BadParameter(f"--device {device}: {error}") from None
+  gpu = chosen.platform == "gpu"
+  count = sum(only in name for name, _ in bench_report.groups(gpu))
+  with progress.Progress() as bar, jax.default_device(chosen):
+    task = bar.add_task("groups", total=count)
+    group = ""
+
+    def on_group(name: str) -> None:
+      nonlocal group
+      group = name
+      bar.update(task, advance=1, description=name)
+
+    def on_subject(name: str) -> None:
+      bar.update(task, description=f"{group}: {name}")
+
+    try:
+      page = bench_report.run(
+        directory,
+        gpu=gpu,
+        seconds=seconds,
+        only=only,
+        on_group=on_group,
+        on_subject=on_subject,
+      )
+    except ValueError as error:
+      raise typer.BadParameter(str(error)) from None
+  print(page)
+  print(f"Written to {directory}: benchmarks.md, .png, .json.")
+
+
 def _open(folder: pathlib.Path, settings: dict[str, Any], resume: bool) -> None:
   from oflax.studies import digits_report
 

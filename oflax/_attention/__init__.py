@@ -5,3 +5,4 @@ from oflax._attention.attention import (
   o_attention_weights as o_attention_weights,
 )
 from oflax._attention.blocked import BlockSizes as BlockSizes
+from oflax._attention.reference import KEPT as KEPT

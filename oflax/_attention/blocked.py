@@ -98,10 +98,10 @@ class _Cut(NamedTuple):
   @classmethod
   def of(cls, operands: Operands) -> "_Cut":
     shifted_key = operands.shifted_key
+    taken = ("key", "value", "shifted_key", "dropout_key")
+    without: dict[str, Any] = dict.fromkeys(taken)
     return cls(
-      dataclasses.replace(
-        operands, key=None, value=None, shifted_key=None, dropout_key=None
-      ),
+      dataclasses.replace(operands, **without),
       operands.key.mT[:, :, None],
       operands.value.mT[:, :, None],
       None if shifted_key is None else shifted_key[:, :, None],
@@ -172,7 +172,8 @@ def _map_blocks(
   fn: Callable[[Any], Any], axis: int, size: int, tree: Any
 ) -> Any:
   """Maps fn in turn over blocks of an axis; leaves with 1 there are shared."""
-  leaves, treedef = jax.tree.flatten(tree)
+  leaves = jax.tree.leaves(tree)
+  structure: Any = jax.tree.structure(tree)
   length = max(leaf.shape[axis] for leaf in leaves)
   count = -(-length // size)
   if count == 1:
@@ -192,7 +193,7 @@ def _map_blocks(
     rest = iter(blocks)
     both = zip(leaves, cut, strict=True)
     parts = [next(rest) if c else leaf for leaf, c in both]
-    return fn(treedef.unflatten(parts))
+    return fn(structure.unflatten(parts))
 
   def joined(x: jax.Array) -> jax.Array:
     x = jnp.moveaxis(x, 0, axis)

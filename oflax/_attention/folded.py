@@ -6,6 +6,7 @@ derivatives, forward mode, and the derivative by the presence of a null.
 """
 
 from typing import Any
+from typing import Literal
 
 import jax
 from jax import lax
@@ -42,9 +43,11 @@ def attend(operands: Operands) -> tuple[jax.Array, jax.Array]:
   # Kernels take values as wide as keys.
   features = max(key.shape[-1], value.shape[-1])
   features += -features % MULTIPLE
-  shape = (*operands.sizes[2:],)
+  shape = operands.sizes[2:]
   outputs = jax.nn.dot_product_attention(
-    *(_tokens_first(x, features) for x in (query, key, value.astype(dtype))),
+    _tokens_first(query, features),
+    _tokens_first(key, features),
+    _tokens_first(value.astype(dtype), features),
     bias=None if bias is None else _whole(bias, shape).astype(dtype),
     mask=None if visible is None else _whole(visible, shape),
     scale=scale,
@@ -97,7 +100,7 @@ def _whole(pairs: jax.Array, shape: tuple[int, ...]) -> jax.Array:
   return jnp.broadcast_to(pairs, (*pairs.shape[:2], *shape))
 
 
-def _kernel(dtype: Any) -> str:
+def _kernel(dtype: Any) -> Literal["cudnn", "xla"]:
   """The flash attention of cuDNN where it is; else what XLA makes of it."""
   short = dtype.itemsize == 2
   return "cudnn" if short and jax.default_backend() == "gpu" else "xla"

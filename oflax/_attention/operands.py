@@ -70,7 +70,8 @@ class Operands:
   @property
   def sizes(self) -> tuple[int, int, int, int]:
     """B, N, T and S."""
-    return (*self.query.shape[:3], self.source_presence.shape[-1])
+    batch, heads, receivers, _ = self.query.shape
+    return batch, heads, receivers, self.source_presence.shape[-1]
 
   def ready(self) -> "Operands":
     """What the products take, in float32 or wider and with N heads each.

@@ -197,11 +197,12 @@ def additive(
 
 def _kept(operands: Operands) -> jax.Array | None:
   """The factor of every weight under dropout, or None without it."""
-  rate = operands.dropout_rate
-  if rate == 0:
+  rate, key = operands.dropout_rate, operands.dropout_key
+  if rate == 0 or key is None:
     return None
-  shape = operands.sizes
+  batch, heads, *pairs = operands.sizes
+  shape = (batch, heads, *pairs)
   if operands.broadcast_dropout:
-    shape = (1, 1, *shape[2:])
-  kept = jax.random.bernoulli(operands.dropout_key, 1 - rate, shape)
+    shape = (1, 1, *pairs)
+  kept = jax.random.bernoulli(key, 1 - rate, shape)
   return jnp.where(kept, 1 / (1 - rate), 0).astype(operands.query.dtype)

@@ -30,6 +30,7 @@ class Subject:
     cross: Whether it maps two sets of carriers.
     all_present: ``(params, tokens) -> (outputs, standard)``: with every token
       present, and what the ordinary operator gives for them; or None.
+    exact: Whether nulls change no bit of the others.
   """
 
   name: str
@@ -38,6 +39,7 @@ class Subject:
   unordered: bool = True
   cross: bool = False
   all_present: Callable[..., tuple[jax.Array, jax.Array]] | None = None
+  exact: bool = False
 
   def draw(self, rng: np.random.Generator, trials: int) -> Any:
     """Parameters for every trial, all non-zero; thresholds positive."""
@@ -197,7 +199,30 @@ def _closures(
   return oflax.residual(oflax.compose(norm, ffn))(h)
 
 
-def functions(implementations: tuple[str | None, ...]) -> list[Subject]:
+# Blocks small enough for a few tokens to need several.
+BLOCKS = oflax.BlockSizes(batch=1, heads=1, receivers=4)
+IMPLEMENTATIONS: dict[str, tuple[Any, tuple[str, ...]]] = {
+  "reference": (
+    "reference",
+    (
+      "o_attention",
+      "mask",
+      "bias",
+      "segments",
+      "causal",
+      "window",
+      "grouped heads",
+      "large scores",
+      "cross",
+      "cross, mask",
+    ),
+  ),
+  "blocked": (BLOCKS, ("o_attention", "bias", "causal", "window", "cross")),
+  "folded": ("folded", ("o_attention", "causal", "grouped heads", "cross")),
+}
+
+
+def functions() -> list[Subject]:
   """The functional core; the attentions in every implementation."""
   local = {
     "o_gate": lambda h, p, w, b: oflax.o_gate(_affine(h, w, b), p),
@@ -211,31 +236,31 @@ def functions(implementations: tuple[str | None, ...]) -> list[Subject]:
     "o_pool": _pool,
     "residual, compose": _closures,
   }
-  subjects = [
-    _local(name, fn, unordered=name != "o_inject") for name, fn in local.items()
+  attentions: dict[str, dict[str, Any]] = {
+    "o_attention": {},
+    "mask": {"options": _mask},
+    "bias": {"options": _bias},
+    "segments": {"options": _segments},
+    "causal": {"is_causal": True, "unordered": False},
+    "window": {"local_window_size": (1, 2), "unordered": False},
+    "grouped heads": {"kv_heads": 1},
+    "large scores": {"scores": 30.0},
+    "cross": {"cross": True},
+    "cross, mask": {"cross": True, "options": _mask},
+  }
+  return [
+    *(
+      _local(name, fn, unordered=name != "o_inject")
+      for name, fn in local.items()
+    ),
+    *(
+      attention_subject(
+        f"{name}, {suffix}", implementation=value, **attentions[name]
+      )
+      for suffix, (value, names) in IMPLEMENTATIONS.items()
+      for name in names
+    ),
   ]
-  for name in implementations:
-    suffix = f", {name}"
-    common: dict[str, Any] = {"implementation": name}
-    subjects += [
-      attention_subject("o_attention" + suffix, **common),
-      attention_subject("mask" + suffix, options=_mask, **common),
-      attention_subject("bias" + suffix, options=_bias, **common),
-      attention_subject("segments" + suffix, options=_segments, **common),
-      attention_subject(
-        "causal" + suffix, is_causal=True, unordered=False, **common
-      ),
-      attention_subject(
-        "window" + suffix, local_window_size=(1, 2), unordered=False, **common
-      ),
-      attention_subject("grouped heads" + suffix, kv_heads=1, **common),
-      attention_subject("large scores" + suffix, scores=30.0, **common),
-      attention_subject("cross" + suffix, cross=True, **common),
-      attention_subject(
-        "cross, mask" + suffix, cross=True, options=_mask, **common
-      ),
-    ]
-  return subjects
 
 
 def modules() -> list[Subject]:
@@ -271,6 +296,17 @@ def modules() -> list[Subject]:
       "OTransformer ordered",
       linen.OTransformer(gated=True, final_norm=True, **ordered, **model),
       unordered=False,
+    ),
+    module_subject(
+      "OTransformer compacted",
+      linen.OTransformer(compact=True, **model),
+      exact=True,
+    ),
+    module_subject(
+      "OTransformer compacted, ordered",
+      linen.OTransformer(compact=True, **ordered, **model),
+      unordered=False,
+      exact=True,
     ),
     module_subject(
       "OTransformer scanned",
