@@ -7,6 +7,7 @@ import pytest
 from typer import testing
 
 from oflax import cli
+from oflax.studies import bench_report
 from oflax.studies import digits
 from oflax.studies import digits_compare
 from oflax.studies import digits_report
@@ -96,6 +97,28 @@ def test_compare_digits_prints_the_comparison(tmp_path, monkeypatch):
   )
   result = call("compare-digits", "--steps", 4, "--directory", tmp_path / "run")
   assert result.output == "('run', {'seed': 0, 'steps': 4})\n"
+
+
+def test_bench_writes_what_it_prints(tmp_path, monkeypatch):
+  seen = []
+
+  def run(folder, *, gpu, seconds, only, on_group, on_subject):
+    on_group("group")
+    on_subject("subject")
+    seen.append((folder, gpu, seconds, only))
+    return "# Benchmarks"
+
+  monkeypatch.setattr(bench_report, "run", run)
+  result = call("bench", "--only", "N = 512", "--directory", tmp_path)
+  assert result.exit_code == 0, result.output
+  assert "# Benchmarks" in result.output
+  assert seen == [(tmp_path, False, 20, "N = 512")]
+
+
+def test_bench_needs_the_device_it_is_given():
+  result = call("bench", "--device", "abacus")
+  assert result.exit_code == 2
+  assert "--device abacus" in result.output
 
 
 def test_help_waits_for_neither_plots_nor_data():

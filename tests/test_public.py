@@ -40,6 +40,12 @@ def test_every_public_name_has_a_docstring_with_an_example(thing):
   assert ">>>" in thing.__doc__
 
 
+def blocked(x, p):
+  sizes = oflax.BlockSizes(1, 1, 2)
+  x = x[..., None, :]
+  return oflax.o_attention(x, x, x, p, p, is_causal=True, implementation=sizes)
+
+
 LOWERED = {
   "presence": (oflax.presence, H),
   "presence_rank": (oflax.presence_rank, P),
@@ -61,6 +67,7 @@ LOWERED = {
   "o_standardize": (oflax.o_standardize, H, P),
   "o_pool": (oflax.o_pool, H, P),
   "present_mean": (oflax.present_mean, P, P),
+  "blocked": (blocked, H, P),
   "OTransformer": (MODEL.apply, PARAMS, H),
   "OTransformer gradient": (
     jax.grad(lambda v, h: jnp.sum(MODEL.apply(v, h))),
