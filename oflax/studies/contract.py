@@ -84,7 +84,8 @@ def programs() -> list[Program]:
     ("o_attention, blocked", "bfloat16", "scan"),
     ("o_attention, blocked", "float64", "vmap"),
     ("o_attention, folded", "bfloat16", "jit"),
-    ("causal, folded", "float16", "vmap"),
+    # Not in float16: under vmap, jax.nn asks for what a CPU lacks.
+    ("causal, folded", "bfloat16", "vmap"),
     ("cross, mask, reference", "float16", "jit"),
     ("large scores, reference", "float32", "remat"),
     ("OAttention", "bfloat16", "remat"),

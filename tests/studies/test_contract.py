@@ -32,7 +32,7 @@ def test_the_grid_is_small_and_covers_dtypes_and_transforms():
   [
     "o_norm, bfloat16",
     "cross, blocked, float32",
-    "causal, folded, float16",
+    "causal, folded, bfloat16",
     "compacted, bfloat16",
   ],
 )
