@@ -59,13 +59,12 @@ def block_sizes(operands: Operands) -> BlockSizes:
   scores = 2**20 if jax.default_backend() == "cpu" else 2**24
   rows = min(receivers, 512 if sources <= 1024 else 256)
   per_head = max(1, rows * sources)
+  # Samples first: to cut both them and the heads moves everything twice.
+  samples = _divisor(batch, scores // per_head)
   # One product of two matrices leaves a core idle more often than two do.
-  at_least = 2 if batch == 1 else 1
-  some = _divisor(heads, max(scores // per_head, at_least))
-  samples = (
-    _divisor(batch, scores // (heads * per_head)) if some == heads else 1
-  )
-  return BlockSizes(samples, some, rows)
+  at_least = 2 if samples == 1 else 1
+  some = max(scores // (samples * per_head), at_least)
+  return BlockSizes(samples, _divisor(heads, some), rows)
 
 
 def attend(
