@@ -112,7 +112,13 @@ def visibility(
       receiver_positions = _presence.presence_rank(receiver_presence)
     if source_positions is None:
       source_positions = _presence.presence_rank(source_presence)
-    positions = _pair("positions", receiver_positions, source_positions, shapes)
+    # Signed, since a window reaches below 0.
+    positions = _pair(
+      "positions",
+      _signed(receiver_positions),
+      _signed(source_positions),
+      shapes,
+    )
 
   segments = None
   if (receiver_segments is None) != (source_segments is None):
@@ -175,6 +181,12 @@ def _window(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
       f" got {size!r}."
     )
   return int(window[0]), int(window[1])
+
+
+def _signed(positions: Any) -> jax.Array:
+  positions = jnp.asarray(positions)
+  unsigned = jnp.issubdtype(positions.dtype, jnp.unsignedinteger)
+  return positions.astype(jnp.int32) if unsigned else positions
 
 
 def _pair(

@@ -151,6 +151,7 @@ def bench(
     pathlib.Path,
     typer.Option(file_okay=False, help="For benchmarks.md, .png and .json."),
   ] = RUNS / "bench",
+  resume: Resume = False,
 ) -> None:
   """Measure attention and a model beside what people use today."""
   import jax
@@ -182,6 +183,7 @@ def bench(
         gpu=gpu,
         seconds=seconds,
         only=only,
+        resume=resume,
         on_group=on_group,
         on_subject=on_subject,
       )

@@ -102,17 +102,17 @@ def test_compare_digits_prints_the_comparison(tmp_path, monkeypatch):
 def test_bench_writes_what_it_prints(tmp_path, monkeypatch):
   seen = []
 
-  def run(folder, *, gpu, seconds, only, on_group, on_subject):
+  def run(folder, *, gpu, seconds, only, resume, on_group, on_subject):
     on_group("group")
     on_subject("subject")
-    seen.append((folder, gpu, seconds, only))
+    seen.append((folder, gpu, seconds, only, resume))
     return "# Benchmarks"
 
   monkeypatch.setattr(bench_report, "run", run)
   result = call("bench", "--only", "N = 512", "--directory", tmp_path)
   assert result.exit_code == 0, result.output
   assert "# Benchmarks" in result.output
-  assert seen == [(tmp_path, False, 20, "N = 512")]
+  assert seen == [(tmp_path, False, 20, "N = 512", False)]
 
 
 def test_bench_needs_the_device_it_is_given():

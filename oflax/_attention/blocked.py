@@ -139,11 +139,11 @@ def _block(
   cut = cut._replace(others=dataclasses.replace(cut.others, dropout_key=key))
   sources = cut.key.shape[-1]
   reach = cut.others.visibility.reach()
-  if reach is None or sources < PARTS:
+  # A dropout that all samples share needs the same sources in all blocks.
+  shared = cut.others.dropout_rate and cut.others.broadcast_dropout
+  if reach is None or sources < PARTS or shared:
     return _again(lambda cut: reference.attend(cut.sources(0, sources)))(cut)
-  reach = jnp.any(reach, axis=(0, 1, 2))
-  first = jnp.argmax(reach)
-  last = sources - 1 - jnp.argmax(reach[::-1])
+  first, last = _ends(jnp.any(reach, axis=(0, 1, 2)))
   extents = [-(-sources * part // PARTS) for part in range(1, PARTS + 1)]
   chosen = jnp.sum(last - first >= jnp.asarray(extents))
 
@@ -159,6 +159,21 @@ def _block(
   return _again(lambda *args: lax.switch(args[0], branches, *args[1:]))(
     chosen, cut, first
   )
+
+
+@jax.custom_batching.custom_vmap
+def _ends(reach: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """The first and the last source in reach."""
+  return jnp.argmax(reach), reach.size - 1 - jnp.argmax(reach[::-1])
+
+
+@_ends.def_vmap
+def _ends_of_all(
+  axis_size: int, in_batched: list[bool], reach: jax.Array
+) -> tuple[tuple[jax.Array, jax.Array], tuple[bool, bool]]:
+  """Under vmap those of all samples, lest every branch be run for each."""
+  del axis_size, in_batched
+  return _ends(jnp.any(reach, axis=0)), (False, False)
 
 
 def _again(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -145,17 +145,20 @@ def run(
   gpu: bool,
   seconds: float,
   only: str = "",
+  resume: bool = False,
   on_group: Callable[[str], None] = lambda name: None,
   on_subject: Callable[[str], None] = lambda name: None,
 ) -> str:
   """Measures all groups, writes the files, and returns the page.
 
-  The figures of a group are kept as soon as there are any.
+  The figures of a group are kept as soon as there are any, so that a stopped
+  run can be resumed.
   """
-  rows: list[Row] = []
   folder.mkdir(parents=True, exist_ok=True)
+  rows = _read(folder, machine()) if resume else []
+  done = {row.group for row in rows}
   for name, make in groups(gpu):
-    if only in name:
+    if only in name and name not in done:
       on_group(name)
       rows += bench.measure(
         name, make(), seconds=seconds, on_subject=on_subject
@@ -164,6 +167,24 @@ def run(
   if not rows:
     raise ValueError(f"only must be part of a group's name, got {only!r}.")
   return write(folder, rows, machine(), gpu)
+
+
+def _read(folder: pathlib.Path, made_with: dict[str, str]) -> list[Row]:
+  """The rows of a stopped run on this machine."""
+  file = folder / "benchmarks.json"
+  if not file.exists():
+    return []
+  content = json.loads(file.read_text())
+  if content["machine"] != made_with:
+    raise ValueError(
+      f"directory {folder} holds a run made with {content['machine']}, not with"
+      f" {made_with}."
+    )
+  nan = float("nan")
+  return [
+    Row(**{key: nan if value is None else value for key, value in row.items()})
+    for row in content["rows"]
+  ]
 
 
 def write(

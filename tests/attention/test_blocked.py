@@ -137,6 +137,67 @@ def test_dropout_masks_are_shared_only_when_asked(broadcast):
   assert not np.array_equal(masks[0, :8], masks[0, 8:])
 
 
+def test_under_vmap_it_is_the_same_and_one_branch_runs():
+  x = jnp.asarray(RNG.normal(size=(3, S, N, H)), jnp.float32)
+  p = jnp.asarray(RNG.random((3, S)) * (RNG.random((3, S)) > 0.3), jnp.float32)
+
+  def attend(x, p):
+    sizes = BlockSizes(1, 2, 4)
+    return oflax.o_attention(
+      x, x, x, p, p, is_causal=True, implementation=sizes
+    )
+
+  def gradient(fn):
+    return jax.grad(lambda x, p: jnp.sum(jnp.sin(fn(x, p))), (0, 1))
+
+  mapped = jax.jit(gradient(jax.vmap(attend)))
+  got, want = mapped(x, p), jax.jit(gradient(attend))(x, p)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, want
+  )
+  assert "conditional" in mapped.lower(x, p).compile().as_text()
+
+
+def test_a_shared_dropout_is_shared_whatever_is_in_reach():
+  value = jnp.broadcast_to(jnp.eye(S)[None, :, None], (2, S, 2, S))
+  zeros, p = jnp.zeros((2, S, 2, 4)), jnp.ones((2, S))
+  positions = jnp.stack([jnp.arange(S), jnp.arange(S)[::-1]])
+  weights = oflax.o_attention(
+    zeros,
+    zeros,
+    value,
+    p,
+    p,
+    is_causal=True,
+    receiver_positions=jnp.full(S, S),
+    source_positions=positions,
+    dropout_rate=0.5,
+    dropout_key=jax.random.key(0),
+    broadcast_dropout=True,
+    implementation=BlockSizes(1, 1, 4),
+  )
+  dropped = np.asarray(weights) == 0
+  np.testing.assert_array_equal(dropped[0], dropped[1])
+
+
+def test_unsigned_positions_reach_below_zero():
+  arrays = (Q[0, :, :, :1], Q[0, :, :, :1], Q[0, :, :, :1])
+  p = np.ones(T, np.float32)
+
+  def attend(positions):
+    return oflax.o_attention(
+      *arrays,
+      p,
+      p,
+      local_window_size=2,
+      receiver_positions=positions,
+      source_positions=positions,
+    )
+
+  unsigned = attend(np.arange(T, dtype=np.uint32))
+  np.testing.assert_array_equal(unsigned, attend(np.arange(T)))
+
+
 def test_reach_holds_all_that_is_visible():
   for name, arguments in ARGUMENTS.items():
     visibility = _visibility.visibility(

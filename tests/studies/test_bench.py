@@ -30,6 +30,13 @@ def test_it_writes_a_table_a_plot_and_json(small, tmp_path):
   assert (tmp_path / "benchmarks.png").stat().st_size > 5000
   assert "attention, N = 8, forward: jax.nn, bias" in page
   assert page.endswith("## GPU\n\nNot measured.\n")
+  # What was measured is kept; a run on another machine is not mixed in.
+  again = bench_report.run(tmp_path, gpu=False, seconds=0, resume=True)
+  assert again == page
+  content["machine"]["jax"] = "0.0"
+  (tmp_path / "benchmarks.json").write_text(json.dumps(content))
+  with pytest.raises(ValueError, match=r"directory .* holds a run made with"):
+    bench_report.run(tmp_path, gpu=False, seconds=0, resume=True)
   with pytest.raises(ValueError, match=r"only must be part .*'nothing'"):
     bench_report.run(tmp_path, gpu=False, seconds=0, only="nothing")
 
