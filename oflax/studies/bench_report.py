@@ -180,11 +180,15 @@ def _read(folder: pathlib.Path, made_with: dict[str, str]) -> list[Row]:
       f"directory {folder} holds a run made with {content['machine']}, not with"
       f" {made_with}."
     )
+  return [_row(entry) for entry in content["rows"]]
+
+
+def _row(entry: dict[str, Any]) -> Row:
   nan = float("nan")
-  return [
-    Row(**{key: nan if value is None else value for key, value in row.items()})
-    for row in content["rows"]
-  ]
+  known: dict[str, Any] = {
+    key: nan if value is None else value for key, value in entry.items()
+  }
+  return Row(**known)
 
 
 def write(
