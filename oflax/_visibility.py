@@ -16,7 +16,7 @@ from oflax import _presence
 
 @functools.partial(
   jax.tree_util.register_dataclass,
-  data_fields=("mask", "positions", "segments"),
+  data_fields=("masks", "positions", "segments"),
   meta_fields=("is_causal", "window"),
 )
 @dataclasses.dataclass(frozen=True)
@@ -26,14 +26,14 @@ class Visibility:
   All batch axes are one, B.
 
   Attributes:
-    mask: Boolean, ``[B, N, T, S]`` with ones where it broadcasts, or None.
+    masks: Boolean, each ``[B, N, T, S]`` with ones where it broadcasts.
     positions: ``[B, 1, T, 1]`` and ``[B, 1, 1, S]``; None where order is free.
     segments: Likewise, or None.
     is_causal: Whether sources after a receiver are invisible.
     window: How far a receiver sees to the left and right, inclusive, or None.
   """
 
-  mask: jax.Array | None
+  masks: tuple[jax.Array, ...]
   positions: tuple[jax.Array, jax.Array] | None
   segments: tuple[jax.Array, jax.Array] | None
   is_causal: bool
@@ -41,7 +41,7 @@ class Visibility:
 
   def relation(self) -> jax.Array | None:
     """The relation, broadcastable to ``[B, N, T, S]``; None: all visible."""
-    terms = [] if self.mask is None else [self.mask]
+    terms = [*self.masks]
     if self.positions is not None:
       receivers, sources = self.positions
       if self.is_causal:
@@ -129,7 +129,8 @@ def visibility(
     )
   if receiver_segments is not None:
     segments = _pair("segments", receiver_segments, source_segments, shapes)
-  return Visibility(mask, positions, segments, bool(is_causal), window)
+  masks = () if mask is None else (mask,)
+  return Visibility(masks, positions, segments, bool(is_causal), window)
 
 
 def pairwise(name: str, array: jax.Array, scores: tuple[int, ...]) -> jax.Array:

@@ -44,7 +44,8 @@ class Operands:
     receiver_presence: ``[B, 1, T, 1]``.
     source_presence: ``[B, 1, 1, S]``.
     visibility: Who may look at whom.
-    bias: Added to the scores, ``[B, N, T, S]`` with ones, or None.
+    bias: Added to the scores, ``[B, N, T, S]`` with ones, without −inf; or
+      None.
     scale: Of the scores; None: it is in the query (see `ready`).
     shifted_key: The key with log p as one more feature, a constant; or None.
     dropout_key: Or None.
@@ -115,7 +116,7 @@ class Operands:
       source_presence=part(self.source_presence, -1),
       visibility=dataclasses.replace(
         seen,
-        mask=last(seen.mask),
+        masks=tuple(map(last, seen.masks)),
         positions=pair(seen.positions),
         segments=pair(seen.segments),
       ),
@@ -152,8 +153,13 @@ def prepare(
   if bias is not None:
     bias = jnp.asarray(bias)
     _checks.check_floating("bias", bias)
-    bias = _visibility.pairwise("bias", bias, scores)
+    # −inf moves into the relation: nothing is computed on it. Without the
+    # literal, which `jax_debug_infs` would stop at.
+    shown = jnp.isfinite(bias) | ~(bias < 0)
+    bias = _visibility.pairwise("bias", jnp.where(shown, bias, 0), scores)
     bias = bias.astype(_numerics.wide_dtype(query, key, value))
+    masks = (*seen.masks, _visibility.pairwise("bias", shown, scores))
+    seen = dataclasses.replace(seen, masks=masks)
   _checks.check_interval("dropout_rate", dropout_rate, 0, 1, "[)")
   if dropout_rate and dropout_key is None:
     raise ValueError(

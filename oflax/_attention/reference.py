@@ -179,15 +179,11 @@ def additive(
 ) -> tuple[jax.Array | None, jax.Array | None]:
   """The bias that is computed on, and the relation.
 
-  The −inf of a bias moves into the relation, and no other non-finite bias of an
-  invisible pair or of an absent token is computed on.
+  No non-finite bias of an invisible pair or an absent token is computed on.
   """
   bias, visible = operands.bias, operands.visibility.relation()
-  if bias is None:
-    return None, visible
-  # Without the literal −inf, which `jax_debug_infs` would stop at.
-  shown = jnp.isfinite(bias) | ~(bias < 0)
-  visible = shown if visible is None else visible & shown
+  if bias is None or visible is None:
+    return bias, visible
   absent = (operands.receiver_presence == 0) | (operands.source_presence == 0)
   bias = jnp.where((visible & ~absent) | jnp.isfinite(bias), bias, 0)
   # The lowest number of all says that a pair is invisible; half of it is left
