@@ -117,10 +117,7 @@ def laws(
 
   from oflax.studies import contract
 
-  try:
-    chosen = jax.devices(device)[0]
-  except RuntimeError as error:
-    raise typer.BadParameter(f"--device {device}: {error}") from None
+  chosen = _device(device)
   count = sum(only in program.name for program in contract.programs())
   with progress.Progress() as bar, jax.default_device(chosen):
     task = bar.add_task("programs", total=count)
@@ -159,10 +156,7 @@ def bench(
 
   from oflax.studies import bench_report
 
-  try:
-    chosen = jax.devices(device)[0]
-  except RuntimeError as error:
-    raise typer.BadParameter(f"--device {device}: {error}") from None
+  chosen = _device(device)
   gpu = chosen.platform == "gpu"
   count = sum(only in name for name, _ in bench_report.groups(gpu))
   with progress.Progress() as bar, jax.default_device(chosen):
@@ -191,6 +185,15 @@ def bench(
       raise typer.BadParameter(str(error)) from None
   print(page)
   print(f"Written to {directory}: benchmarks.md, .png, .json.")
+
+
+def _device(name: str | None) -> Any:
+  import jax
+
+  try:
+    return jax.devices(name)[0]
+  except RuntimeError as error:
+    raise typer.BadParameter(f"--device {name}: {error}") from None
 
 
 def _open(folder: pathlib.Path, settings: dict[str, Any], resume: bool) -> None:

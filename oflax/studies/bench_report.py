@@ -245,6 +245,10 @@ def _page(rows: list[Row], made_with: dict[str, str], gpu: bool) -> str:
       ("subject", "ms", "quartiles", "runs", "temporaries, MB", "compile, s"),
       [_cells(row) for row in rows if row.group == group],
     )
+  measured = {row.group for row in rows}
+  missing = [name for name, _ in groups(gpu) if name not in measured]
+  if missing:
+    lines += ["", "## Not measured", "", *(f"- {name}" for name in missing)]
   if not gpu:
     lines += ["", "## GPU", "", "Not measured."]
   return "\n".join(lines) + "\n"
