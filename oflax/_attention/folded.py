@@ -3,6 +3,7 @@
 A query has ones and a key has log p as further features, so that no bias of
 T × S numbers is needed. What fused kernels lack is not promised here: second
 derivatives, forward mode, and the derivative by the presence of a null.
+Kernels compute in float32 at most, float64 inputs included.
 """
 
 from typing import Any
