@@ -118,13 +118,12 @@ def o_attention(
     broadcast_dropout=broadcast_dropout,
     precision=precision,
   )
-  mean, support = _attend(operands, implementation)
+  outputs, support = _attend(operands, implementation)
   query = jnp.asarray(query)
-  mean = jnp.moveaxis(mean, 1, 2).reshape(*query.shape[:-1], mean.shape[-1])
-  p = operands.receiver_presence.reshape(query.shape[:-2])
-  outputs = _numerics.gate(mean, p).astype(query.dtype)
+  outputs = outputs.reshape(*query.shape[:-1], outputs.shape[-1])
+  outputs = outputs.astype(query.dtype)
   if return_support:
-    return outputs, jnp.any(support, axis=1).reshape(p.shape)
+    return outputs, jnp.any(support, axis=-1).reshape(query.shape[:-2])
   return outputs
 
 

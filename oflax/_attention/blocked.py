@@ -14,11 +14,11 @@ from jax import lax
 import jax.numpy as jnp
 
 from oflax import _checks
+from oflax import _numerics
 from oflax._attention import reference
 from oflax._attention.operands import Operands
+from oflax._attention.sources import Sources
 
-# Axes of everything that a block is cut from, or 1 in their place.
-BATCH, HEADS, RECEIVERS = range(3)
 # How many parts of the sources a block may be without, one by one.
 PARTS = 8
 
@@ -75,89 +75,94 @@ def attend(
     _checks.check_at_least(f"BlockSizes.{name}", size, 1)
   if 0 in operands.sizes:
     return reference.attend(operands)
-  run = functools.partial(_block, operands.dropout_key)
-  for axis, size in reversed(list(enumerate(sizes))):
-    run = functools.partial(_map_blocks, run, axis, size)
-  return run(_Cut.of(operands.ready()))
+  key = operands.dropout_key
+  operands = dataclasses.replace(operands, dropout_key=None)
+
+  def of_samples(b: Any, part: Operands) -> Any:
+    def of_heads(n: Any, part: Operands) -> Any:
+      sources = _Sources.of(part)
+      part = dataclasses.replace(part, key=None, value=None)
+
+      def of_receivers(t: Any, query: jax.Array, part: Operands) -> Any:
+        place = (t,) if operands.broadcast_dropout else (b, n, t)
+        part = dataclasses.replace(
+          part, query=query, dropout_key=_folded(key, place)
+        )
+        return _block(part, sources)
+
+      query, others = part.query, dataclasses.replace(part, query=None)
+      return _map_blocks(
+        of_receivers, sizes.receivers, 1, (query, 1), (others, 2)
+      )
+
+    return _map_heads(of_heads, sizes.heads, part)
+
+  samples = _divisor(operands.sizes[0], sizes.batch)
+  return _map_blocks(of_samples, samples, 0, (operands, 0))
 
 
-class _Cut(NamedTuple):
-  """Operands to cut blocks from: axes B, N and T first, or 1 in their place.
+class _Sources(NamedTuple):
+  """As `Sources`, with B and N one axis and the sources last.
 
-  Keys and values have the sources last, ``[B, N, 1, features, S]``: so the
-  products of the backward pass are fast on CPU.
+  So the products of the backward pass are fast on CPU.
   """
 
-  others: Operands
   key: jax.Array
   value: jax.Array
   shifted_key: jax.Array | None
-  place: tuple[jax.Array, ...]
 
   @classmethod
-  def of(cls, operands: Operands) -> "_Cut":
-    shifted_key = operands.shifted_key
-    taken = ("key", "value", "shifted_key", "dropout_key")
-    without: dict[str, Any] = dict.fromkeys(taken)
-    return cls(
-      dataclasses.replace(operands, **without),
-      operands.key.mT[:, :, None],
-      operands.value.mT[:, :, None],
-      None if shifted_key is None else shifted_key[:, :, None],
-      tuple(
-        jnp.expand_dims(jnp.arange(size), [i for i in range(3) if i != axis])
-        for axis, size in enumerate(operands.sizes[:3])
-      ),
+  def of(cls, operands: Operands) -> "_Sources":
+    key, value, shifted_key = (
+      None if x is None else x.reshape(-1, *x.shape[2:])
+      for x in Sources.of(operands)
     )
+    return cls(key.mT, value.mT, shifted_key)
 
-  def sources(self, start: Any, size: int) -> Operands:
-    """The operands with a range of the sources."""
-
-    def part(x: jax.Array, axis: int) -> jax.Array:
-      whole = x.shape[axis] in (1, size)
-      return x if whole else lax.dynamic_slice_in_dim(x, start, size, axis)
-
-    shifted_key = self.shifted_key
-    if shifted_key is not None:
-      shifted_key = jnp.squeeze(part(shifted_key, -2), RECEIVERS)
-    return dataclasses.replace(
-      self.others.cut(part),
-      key=_sources_first(part(self.key, -1)),
-      value=_sources_first(part(self.value, -1)),
-      shifted_key=shifted_key,
+  def part(self, cut, batch) -> Sources:
+    key = cut(self.key, -1).mT
+    value = cut(self.value, -1).mT
+    shifted = self.shifted_key
+    if shifted is not None:
+      shifted = cut(shifted, -2)
+    return Sources(
+      *(
+        None if x is None else x.reshape(batch, -1, *x.shape[1:])
+        for x in (key, value, shifted)
+      )
     )
 
 
-def _block(
-  dropout_key: jax.Array | None, cut: _Cut
-) -> tuple[jax.Array, jax.Array]:
+def _block(operands: Operands, last: _Sources) -> tuple[jax.Array, jax.Array]:
   """The reference, without parts of the sources that nobody here may see.
 
   They are left out by visibility only: what is absent has curvature.
   """
-  key = _key(dropout_key, cut.others.broadcast_dropout, cut.place)
-  cut = cut._replace(others=dataclasses.replace(cut.others, dropout_key=key))
-  sources = cut.key.shape[-1]
-  reach = cut.others.visibility.reach()
-  # A dropout that all samples share needs the same sources in all blocks.
-  shared = cut.others.dropout_rate and cut.others.broadcast_dropout
-  if reach is None or sources < PARTS or shared:
-    return _again(lambda cut: reference.attend(cut.sources(0, sources)))(cut)
-  first, last = _ends(jnp.any(reach, axis=(0, 1, 2)))
-  extents = [-(-sources * part // PARTS) for part in range(1, PARTS + 1)]
-  chosen = jnp.sum(last - first >= jnp.asarray(extents))
+  batch, _, _, sources = operands.sizes
 
-  def within(extent: int) -> Callable[[_Cut, jax.Array], Any]:
-    def attend(cut: _Cut, first: jax.Array) -> tuple[jax.Array, jax.Array]:
-      start = jnp.clip(first, 0, sources - extent)
-      return reference.attend(cut.sources(start, extent))
+  def within(size: int) -> Callable[..., Any]:
+    def attend(start: Any, operands: Operands, last: _Sources) -> Any:
+      def part(x: jax.Array, axis: int) -> jax.Array:
+        whole = x.shape[axis] in (1, size)
+        return x if whole else lax.dynamic_slice_in_dim(x, start, size, axis)
+
+      return reference.attend(operands.cut(part), last.part(part, batch))
 
     # In the branch, too: else what it computes leaves it, to be used again.
     return _again(attend)
 
+  reach = operands.visibility.reach()
+  # A dropout that all samples share needs the same sources in all blocks.
+  shared = operands.dropout_rate and operands.broadcast_dropout
+  if reach is None or sources < PARTS or shared:
+    return within(sources)(0, operands, last)
+  first, end = _ends(jnp.any(reach, axis=(0, 1, 2)))
+  extents = [-(-sources * part // PARTS) for part in range(1, PARTS + 1)]
+  chosen = jnp.sum(end - first >= jnp.asarray(extents))
+  first = jnp.minimum(first, sources - jnp.asarray(extents)[chosen])
   branches = [within(extent) for extent in extents]
   return _again(lambda *args: lax.switch(args[0], branches, *args[1:]))(
-    chosen, cut, first
+    chosen, first, operands, last
   )
 
 
@@ -182,20 +187,72 @@ def _again(fn: Callable[..., Any]) -> Callable[..., Any]:
   return jax.checkpoint(fn, policy=policy)
 
 
-def _map_blocks(
-  fn: Callable[[Any], Any], axis: int, size: int, tree: Any
+def _again(fn: Callable[..., Any]) -> Callable[..., Any]:
+  """Has the backward pass compute a block again, all but its sums."""
+  policy = jax.checkpoint_policies.save_only_these_names(reference.KEPT)
+  return jax.checkpoint(fn, policy=policy)
+
+
+def _map_heads(
+  fn: Callable[[Any, Operands], Any], most: int, operands: Operands
 ) -> Any:
-  """Maps fn in turn over blocks of an axis; leaves with 1 there are shared."""
-  leaves = jax.tree.leaves(tree)
-  structure: Any = jax.tree.structure(tree)
-  length = max(leaf.shape[axis] for leaf in leaves)
+  """Maps fn in turn over groups of heads.
+
+  Heads are not the first axis, so that to cut them all at once would copy all.
+  """
+  heads = operands.sizes[1]
+  per_source = heads // operands.key.shape[2]
+  size = _divisor(
+    heads, most, lambda d: d % per_source == 0 or per_source % d == 0
+  )
+  if size == heads:
+    return fn(0, operands)
+
+  def one(i: Any, pairs: Operands) -> Any:
+    def group(x: jax.Array, shared: int) -> jax.Array:
+      count = max(1, size // shared)
+      return lax.dynamic_slice_in_dim(x, i * size // shared, count, 2)
+
+    return fn(
+      i,
+      dataclasses.replace(
+        pairs,
+        query=group(operands.query, 1),
+        key=group(operands.key, per_source),
+        value=group(operands.value, per_source),
+      ),
+    )
+
+  pairs = dataclasses.replace(operands, query=None, key=None, value=None)
+  return _map_blocks(_again(one), size, 2, (pairs, 1), length=heads)
+
+
+def _map_blocks(
+  fn: Callable[..., Any],
+  size: int,
+  joint: int,
+  *trees: tuple[Any, int],
+  length=None,
+) -> Any:
+  """Maps ``fn(number, *parts)`` in turn over blocks of an axis of each tree.
+
+  Leaves with 1 there are shared. Results are joined along the axis `joint`.
+  """
+  flat = [
+    (leaf, axis) for tree, axis in trees for leaf in jax.tree.leaves(tree)
+  ]
+  cut = [jnp.ndim(leaf) > axis and leaf.shape[axis] != 1 for leaf, axis in flat]
+  if length is None:
+    length = max(
+      [leaf.shape[axis] for (leaf, axis), c in zip(flat, cut) if c], default=1
+    )
   count = -(-length // size)
   if count == 1:
-    return fn(tree)
+    return fn(0, *(tree for tree, _ in trees))
   size = -(-length // count)
-  cut = [leaf.shape[axis] != 1 for leaf in leaves]
+  structure = jax.tree.structure([tree for tree, _ in trees])
 
-  def split(x: jax.Array) -> jax.Array:
+  def split(x: jax.Array, axis: int) -> jax.Array:
     if count * size > length:
       widths = [(0, 0)] * x.ndim
       widths[axis] = (0, count * size - length)
@@ -203,42 +260,31 @@ def _map_blocks(
     x = x.reshape(*x.shape[:axis], count, size, *x.shape[axis + 1 :])
     return jnp.moveaxis(x, axis, 0)
 
-  def one(blocks: list[jax.Array]) -> Any:
+  def one(numbered: Any) -> Any:
+    number, blocks = numbered
     rest = iter(blocks)
-    both = zip(leaves, cut, strict=True)
-    parts = [next(rest) if c else leaf for leaf, c in both]
-    return fn(structure.unflatten(parts))
+    parts = [next(rest) if c else leaf for (leaf, _), c in zip(flat, cut)]
+    return fn(number, *structure.unflatten(parts))
 
   def joined(x: jax.Array) -> jax.Array:
-    x = jnp.moveaxis(x, 0, axis)
-    x = x.reshape(*x.shape[:axis], count * size, *x.shape[axis + 2 :])
-    return lax.slice_in_dim(x, 0, length, axis=axis)
+    x = jnp.moveaxis(x, 0, joint)
+    x = x.reshape(*x.shape[:joint], -1, *x.shape[joint + 2 :])
+    return lax.slice_in_dim(x, 0, length, axis=joint)
 
-  blocks = [split(leaf) for leaf, c in zip(leaves, cut, strict=True) if c]
-  return jax.tree.map(joined, lax.map(one, blocks))
-
-
-def _sources_first(x: jax.Array) -> jax.Array:
-  """``[b, n, 1, features, S]`` as ``[b, n, S, features]``.
-
-  With one leading axis at a time, else XLA does not see that two transposes
-  make none.
-  """
-  b, n, _, features, sources = x.shape
-  x = x.reshape(b * n, features, sources).mT
-  return x.reshape(b, n, sources, features)
+  blocks = [split(*leaf) for leaf, c in zip(flat, cut) if c]
+  return jax.tree.map(joined, lax.map(one, (jnp.arange(count), blocks)))
 
 
-def _key(key: jax.Array | None, broadcast: bool, place: Any) -> Any:
-  """A dropout key of each block, given the places of its first entries."""
+def _folded(key: jax.Array | None, place: tuple[Any, ...]) -> Any:
+  """A dropout key for each block, by its place."""
   if key is None:
     return None
-  for axis in (RECEIVERS,) if broadcast else (BATCH, HEADS, RECEIVERS):
-    key = jax.random.fold_in(key, place[axis].reshape(-1)[0])
+  for number in place:
+    key = jax.random.fold_in(key, number)
   return key
 
 
-def _divisor(number: int, most: int) -> int:
+def _divisor(number: int, most: int, fits=lambda d: True) -> int:
   """The largest divisor of `number` that is at most `most`; at least 1."""
   fitting = range(1, min(number, max(1, most)) + 1)
-  return max((d for d in fitting if number % d == 0), default=1)
+  return max((d for d in fitting if number % d == 0 and fits(d)), default=1)

@@ -31,12 +31,14 @@ def attend(operands: Operands) -> tuple[jax.Array, jax.Array]:
   if 0 in operands.sizes:
     return reference.attend(operands)
   bias, visible = reference.additive(operands)
-  query, key, value = operands.query, operands.key, operands.value
+  query = operands.finite_query()
+  key, value = operands.finite_sources()
   dtype = jnp.result_type(query, key, value)
   scale = operands.scale
   if not isinstance(scale, float):  # Kernels want it to be static.
     query, scale = query * scale, 1.0
   columns = _log_presence(operands.source_presence, scale, dtype)
+  columns = jnp.moveaxis(columns, 1, 2)
   columns = jnp.broadcast_to(columns, (*key.shape[:-1], columns.shape[-1]))
   ones = jnp.ones((*query.shape[:-1], columns.shape[-1]), dtype)
   query = jnp.concatenate([query.astype(dtype), ones], axis=-1)
@@ -46,21 +48,21 @@ def attend(operands: Operands) -> tuple[jax.Array, jax.Array]:
   features += -features % MULTIPLE
   shape = operands.sizes[2:]
   outputs = jax.nn.dot_product_attention(
-    _tokens_first(query, features),
-    _tokens_first(key, features),
-    _tokens_first(value.astype(dtype), features),
+    _padded(query, features),
+    _padded(key, features),
+    _padded(value.astype(dtype), features),
     bias=None if bias is None else _whole(bias, shape).astype(dtype),
     mask=None if visible is None else _whole(visible, shape),
     scale=scale,
     implementation=_kernel(dtype),
   )
-  means = jnp.moveaxis(outputs[..., : value.shape[-1]], 1, 2)
+  means = outputs[..., : value.shape[-1]]
   supporting = operands.source_presence != 0
   if visible is not None:
     supporting = supporting & visible
-  support = jnp.any(supporting, axis=-1)
+  support = jnp.moveaxis(jnp.any(supporting, axis=-1), 1, 2)
   support = jnp.broadcast_to(support, means.shape[:-1])
-  return jnp.where(support[..., None], means, 0), support
+  return operands.gated(jnp.where(support[..., None], means, 0)), support
 
 
 def _log_presence(
@@ -91,10 +93,8 @@ def _log_presence(
   return jnp.concatenate(columns, axis=-2).mT.astype(dtype)
 
 
-def _tokens_first(x: jax.Array, features: int) -> jax.Array:
-  """``[B, heads, tokens, *]`` as ``[B, tokens, heads, features]``, padded."""
-  padding = [(0, 0)] * 3 + [(0, features - x.shape[-1])]
-  return jnp.moveaxis(jnp.pad(x, padding), 1, 2)
+def _padded(x: jax.Array, features: int) -> jax.Array:
+  return jnp.pad(x, [(0, 0)] * 3 + [(0, features - x.shape[-1])])
 
 
 def _whole(pairs: jax.Array, shape: tuple[int, ...]) -> jax.Array:

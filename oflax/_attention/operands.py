@@ -28,26 +28,24 @@ from oflax._visibility import Visibility
     "visibility",
     "bias",
     "scale",
-    "shifted_key",
     "dropout_key",
   ),
   meta_fields=("dropout_rate", "broadcast_dropout", "precision"),
 )
 @dataclasses.dataclass(frozen=True)
 class Operands:
-  """The arguments of `o_attention`: batch axes made one, B, and heads first.
+  """The arguments of `o_attention`, checked, with the batch axes made one, B.
 
   Attributes:
-    query: ``[B, N, T, H]``; absent tokens have finite entries, as below.
-    key: ``[B, K, S, H]``.
-    value: ``[B, K, S, V]``.
+    query: ``[B, T, N, H]``.
+    key: ``[B, S, K, H]``.
+    value: ``[B, S, K, V]``.
     receiver_presence: ``[B, 1, T, 1]``.
     source_presence: ``[B, 1, 1, S]``.
     visibility: Who may look at whom.
     bias: Added to the scores, ``[B, N, T, S]`` with ones, without −inf; or
       None.
-    scale: Of the scores; None: it is in the query (see `ready`).
-    shifted_key: The key with log p as one more feature, a constant; or None.
+    scale: Of the scores.
     dropout_key: Or None.
     dropout_rate: Share of the weights dropped; 0 if there is no dropout.
     broadcast_dropout: Whether B and N share the dropout.
@@ -62,7 +60,6 @@ class Operands:
   visibility: Visibility
   bias: jax.Array | None
   scale: Any
-  shifted_key: jax.Array | None = None
   dropout_key: jax.Array | None = None
   dropout_rate: float = 0.0
   broadcast_dropout: bool = False
@@ -71,38 +68,32 @@ class Operands:
   @property
   def sizes(self) -> tuple[int, int, int, int]:
     """B, N, T and S."""
-    batch, heads, receivers, _ = self.query.shape
+    batch, receivers, heads, _ = self.query.shape
     return batch, heads, receivers, self.source_presence.shape[-1]
 
-  def ready(self) -> "Operands":
-    """What the products take, in float32 or wider and with N heads each.
+  @property
+  def dtype(self) -> jnp.dtype:
+    """Of scores and sums: float32 or wider."""
+    return _numerics.wide_dtype(self.query, self.key, self.value)
 
-    The scale is in the query, and the mass of the sources in the value.
-    """
-    if self.scale is None:
-      return self
-    heads = self.query.shape[1]
-    dtype = _numerics.wide_dtype(self.query, self.key, self.value)
-    query, key, value = (
-      _repeated(x.astype(dtype), heads // x.shape[1])
-      for x in (self.query, self.key, self.value)
-    )
-    mass, log_presence = _numerics.split_mass(self.source_presence)
-    shifted_key = None
-    if self.precision is None and jax.default_backend() == "cpu":
-      column = jnp.broadcast_to(log_presence.mT, (*key.shape[:-1], 1))
-      shifted_key = jnp.concatenate([key, column.astype(dtype)], axis=-1)
-    return dataclasses.replace(
-      self,
-      query=query * self.scale,
-      key=key,
-      shifted_key=shifted_key,
-      value=value * mass.mT,
-      scale=None,
-    )
+  def finite_query(self) -> jax.Array:
+    """The query, finite where receivers are absent."""
+    presence = jnp.squeeze(self.receiver_presence, (1, 3))
+    return _numerics.quarantine(self.query, presence)
+
+  def gated(self, mean: jax.Array) -> jax.Array:
+    """What receivers get, ``[B, T, N, V]``."""
+    presence = jnp.squeeze(self.receiver_presence, (1, 3))
+    return _numerics.gate(mean, presence)
+
+  def finite_sources(self) -> tuple[jax.Array, jax.Array]:
+    """Key and value, finite where sources are absent."""
+    presence = jnp.squeeze(self.source_presence, (1, 2))
+    key = _numerics.quarantine(self.key, presence)
+    return key, _numerics.quarantine(self.value, presence)
 
   def cut(self, part: Callable[[jax.Array, int], jax.Array]) -> "Operands":
-    """With a part of what varies over sources, but for keys and values."""
+    """With a part of what varies over sources, but for key and value."""
 
     def last(x: jax.Array | None) -> Any:
       return None if x is None else part(x, -1)
@@ -168,15 +159,12 @@ def prepare(
     )
   batch = math.prod(receivers[:-1])
   return Operands(
-    _heads_first(_numerics.quarantine(query, p_receiver)),
-    _heads_first(_numerics.quarantine(key, p_source)),
-    _heads_first(_numerics.quarantine(value, p_source)),
+    *(x.reshape(batch, *x.shape[-3:]) for x in (query, key, value)),
     p_receiver.reshape(batch, 1, receivers[-1], 1),
     p_source.reshape(batch, 1, 1, sources[-1]),
     seen,
     bias,
     _scale(scale, query),
-    None,
     dropout_key,
     dropout_rate,
     broadcast_dropout,
@@ -215,19 +203,3 @@ def _scale(scale: Any, query: jax.Array) -> Any:
   if isinstance(scale, numbers.Real):
     return float(scale)
   return jnp.asarray(scale, _numerics.wide_dtype(query))
-
-
-def _heads_first(x: jax.Array) -> jax.Array:
-  """``[..., tokens, heads, features]`` as ``[B, heads, tokens, features]``."""
-  x = x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:])
-  return jnp.moveaxis(x, -2, -3)
-
-
-def _repeated(x: jax.Array, times: int) -> jax.Array:
-  """Each head, axis 1, several times in a row.
-
-  As a broadcast: `jnp.repeat` has a slow derivative.
-  """
-  shape = (x.shape[0], x.shape[1], times, *x.shape[2:])
-  x = jnp.broadcast_to(x[:, :, None], shape)
-  return x.reshape(x.shape[0], x.shape[1] * times, *x.shape[3:])

@@ -13,46 +13,51 @@ import jax.numpy as jnp
 from oflax import _numerics
 from oflax._attention.operands import Operands
 from oflax._attention.partition import Partition
+from oflax._attention.sources import Sources
 
 # What a checkpoint has to keep of a partition, lest it be computed again. It
 # takes no more memory than the values do.
 KEPT = "oflax partition"
 
 
-def attend(operands: Operands) -> tuple[jax.Array, jax.Array]:
-  """The mean of the values, ungated, and its support, for each head.
+def attend(
+  operands: Operands, sources: Sources | None = None
+) -> tuple[jax.Array, jax.Array]:
+  """The gated mean of the values, and its support, for each head.
 
   Returns:
-    ``[B, N, T, V]`` and boolean ``[B, N, T]``.
+    ``[B, T, N, V]`` and boolean ``[B, T, N]``.
   """
-  operands = operands.ready()
+  if sources is None:
+    sources = Sources.of(operands)
   bias, visible = additive(operands)
   result = partition(
-    operands.query,
-    operands.key,
-    operands.value,
+    _scaled_query(operands, sources.key.dtype),
+    sources.key,
+    sources.value,
     operands.source_presence,
     visible,
     bias,
     precision=operands.precision,
-    shifted_key=operands.shifted_key,
-    kept=_kept(operands),
+    shifted_key=sources.shifted_key,
+    kept=_kept(operands, sources.key.dtype),
   )
-  return result.mean(), result.mass != 0
+  outputs = operands.gated(jnp.moveaxis(result.mean(), 1, 2))
+  return outputs, jnp.moveaxis(result.mass != 0, 1, 2)
 
 
 def weights(operands: Operands) -> jax.Array:
   """The weights of all pairs, ``[B, N, T, S]``."""
-  operands = operands.ready()
+  sources = Sources.of(operands)
   bias, visible = additive(operands)
   e, _, mass = energies(
-    operands.query,
-    operands.key,
+    _scaled_query(operands, sources.key.dtype),
+    sources.key,
     operands.source_presence,
     visible,
     bias,
     operands.precision,
-    operands.shifted_key,
+    sources.shifted_key,
   )
   return _numerics.safe_divide(e * mass, jnp.sum(e * mass, -1, keepdims=True))
 
@@ -191,14 +196,17 @@ def additive(
   return jnp.maximum(bias, jnp.finfo(bias.dtype).min / 2), visible
 
 
-def _kept(operands: Operands) -> jax.Array | None:
+def _scaled_query(operands: Operands, dtype: jnp.dtype) -> jax.Array:
+  query = jnp.moveaxis(operands.finite_query().astype(dtype), 2, 1)
+  return query * operands.scale
+
+
+def _kept(operands: Operands, dtype: jnp.dtype) -> jax.Array | None:
   """The factor of every weight under dropout, or None without it."""
   rate, key = operands.dropout_rate, operands.dropout_key
   if rate == 0 or key is None:
     return None
   batch, heads, *pairs = operands.sizes
-  shape = (batch, heads, *pairs)
-  if operands.broadcast_dropout:
-    shape = (1, 1, *pairs)
-  kept = jax.random.bernoulli(key, 1 - rate, shape)
-  return jnp.where(kept, 1 / (1 - rate), 0).astype(operands.query.dtype)
+  shape = (1, 1) if operands.broadcast_dropout else (batch, heads)
+  kept = jax.random.bernoulli(key, 1 - rate, (*shape, *pairs))
+  return jnp.where(kept, 1 / (1 - rate), 0).astype(dtype)

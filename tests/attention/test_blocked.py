@@ -69,8 +69,11 @@ def test_it_is_the_reference(name):
   want = both("reference", **ARGUMENTS[name])
   for sizes in (BlockSizes(1, 2, 3), BlockSizes(2, 4, 4)):
     got = both(sizes, **ARGUMENTS[name])
+    # Some gradients exceed 1000: 8 eps of them, too.
     jax.tree.map(
-      lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got, want
+      lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-6),
+      got,
+      want,
     )
 
 
