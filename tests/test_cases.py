@@ -559,8 +559,8 @@ def test_c30_chunks_of_sources_merge_to_one_pass():
     part = slice(start, stop)
     presence = p[None, None, part]
     mass, _ = _numerics.split_mass(presence)
-    values = v[:, part] * mass.mT
-    return reference.partition(q, k[:, part], values, presence, None, None)
+    keys, values = k[:, part].mT, v[:, part].mT * mass
+    return reference.partition(q, keys, values, presence, None, None)
 
   def merged(k, v, p):
     chunks = [

@@ -7,7 +7,6 @@ from jax import lax
 import jax.numpy as jnp
 
 from oflax import _checks
-from oflax import _numerics
 from oflax._attention import blocked
 from oflax._attention import folded
 from oflax._attention import reference

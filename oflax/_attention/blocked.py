@@ -4,6 +4,7 @@ The backward pass computes each block again, all but its sums.
 """
 
 from collections.abc import Callable
+from collections.abc import Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -14,7 +15,6 @@ from jax import lax
 import jax.numpy as jnp
 
 from oflax import _checks
-from oflax import _numerics
 from oflax._attention import reference
 from oflax._attention.operands import Operands
 from oflax._attention.sources import Sources
@@ -24,7 +24,9 @@ PARTS = 8
 
 
 class BlockSizes(NamedTuple):
-  """How much a block of attention holds; less where there is less.
+  """How much a block of attention holds at most.
+
+  Samples and heads are cut evenly, so a divisor of their number is taken.
 
   Pass it as `implementation` of `oflax.o_attention` to choose for yourself.
 
@@ -59,7 +61,7 @@ def block_sizes(operands: Operands) -> BlockSizes:
   scores = 2**20 if jax.default_backend() == "cpu" else 2**24
   rows = min(receivers, 512 if sources <= 1024 else 256)
   per_head = max(1, rows * sources)
-  # Samples first: to cut both them and the heads moves everything twice.
+  # Samples first: to cut them moves nothing.
   samples = _divisor(batch, scores // per_head)
   # One product of two matrices leaves a core idle more often than two do.
   at_least = 2 if samples == 1 else 1
@@ -75,78 +77,48 @@ def attend(
     _checks.check_at_least(f"BlockSizes.{name}", size, 1)
   if 0 in operands.sizes:
     return reference.attend(operands)
-  key = operands.dropout_key
-  operands = dataclasses.replace(operands, dropout_key=None)
+  batch, _, receivers, _ = operands.sizes
+  key, operands = operands.dropout_key, _without(operands, "dropout_key")
 
   def of_samples(b: Any, part: Operands) -> Any:
-    def of_heads(n: Any, part: Operands) -> Any:
-      sources = _Sources.of(part)
-      part = dataclasses.replace(part, key=None, value=None)
+    return _map_heads(functools.partial(of_heads, b), sizes.heads, part)
 
-      def of_receivers(t: Any, query: jax.Array, part: Operands) -> Any:
-        place = (t,) if operands.broadcast_dropout else (b, n, t)
-        part = dataclasses.replace(
-          part, query=query, dropout_key=_folded(key, place)
-        )
-        return _block(part, sources)
+  def of_heads(b: Any, n: Any, part: Operands) -> Any:
+    sources = Sources.of(part)
 
-      query, others = part.query, dataclasses.replace(part, query=None)
-      return _map_blocks(
-        of_receivers, sizes.receivers, 1, (query, 1), (others, 2)
-      )
+    def of_receivers(t: Any, query: jax.Array, part: Operands) -> Any:
+      place = (t,) if part.broadcast_dropout else (b, n, t)
+      key_here = None if key is None else _folded(key, place)
+      part = dataclasses.replace(part, query=query, dropout_key=key_here)
+      return _block(part, sources)
 
-    return _map_heads(of_heads, sizes.heads, part)
+    cut = (part.query, 1), (_without(part, "query", "key", "value"), 2)
+    return _map_blocks(of_receivers, receivers, sizes.receivers, cut, joint=1)
 
-  samples = _divisor(operands.sizes[0], sizes.batch)
-  return _map_blocks(of_samples, samples, 0, (operands, 0))
+  samples = _divisor(batch, sizes.batch)
+  return _map_blocks(of_samples, batch, samples, [(operands, 0)], joint=0)
 
 
-class _Sources(NamedTuple):
-  """As `Sources`, with B and N one axis and the sources last.
-
-  So the products of the backward pass are fast on CPU.
-  """
-
-  key: jax.Array
-  value: jax.Array
-  shifted_key: jax.Array | None
-
-  @classmethod
-  def of(cls, operands: Operands) -> "_Sources":
-    key, value, shifted_key = (
-      None if x is None else x.reshape(-1, *x.shape[2:])
-      for x in Sources.of(operands)
-    )
-    return cls(key.mT, value.mT, shifted_key)
-
-  def part(self, cut, batch) -> Sources:
-    key = cut(self.key, -1).mT
-    value = cut(self.value, -1).mT
-    shifted = self.shifted_key
-    if shifted is not None:
-      shifted = cut(shifted, -2)
-    return Sources(
-      *(
-        None if x is None else x.reshape(batch, -1, *x.shape[1:])
-        for x in (key, value, shifted)
-      )
-    )
+def _without(operands: Operands, *names: str) -> Operands:
+  nothing: dict[str, Any] = dict.fromkeys(names)
+  return dataclasses.replace(operands, **nothing)
 
 
-def _block(operands: Operands, last: _Sources) -> tuple[jax.Array, jax.Array]:
+def _block(operands: Operands, sources: Sources) -> tuple[jax.Array, jax.Array]:
   """The reference, without parts of the sources that nobody here may see.
 
   They are left out by visibility only: what is absent has curvature.
   """
-  batch, _, _, sources = operands.sizes
+  count = operands.sizes[-1]
 
   def within(size: int) -> Callable[..., Any]:
-    def attend(start: Any, operands: Operands, last: _Sources) -> Any:
+    def attend(start: Any, operands: Operands, sources: Sources) -> Any:
       def part(x: jax.Array, axis: int) -> jax.Array:
         whole = x.shape[axis] in (1, size)
         return x if whole else lax.dynamic_slice_in_dim(x, start, size, axis)
 
-      return reference.attend(operands.cut(part), last.part(part, batch))
+      some = jax.tree.map(lambda x: part(x, -1), sources)
+      return reference.attend(operands.cut(part), some)
 
     # In the branch, too: else what it computes leaves it, to be used again.
     return _again(attend)
@@ -154,15 +126,15 @@ def _block(operands: Operands, last: _Sources) -> tuple[jax.Array, jax.Array]:
   reach = operands.visibility.reach()
   # A dropout that all samples share needs the same sources in all blocks.
   shared = operands.dropout_rate and operands.broadcast_dropout
-  if reach is None or sources < PARTS or shared:
-    return within(sources)(0, operands, last)
+  if reach is None or count < PARTS or shared:
+    return within(count)(0, operands, sources)
   first, end = _ends(jnp.any(reach, axis=(0, 1, 2)))
-  extents = [-(-sources * part // PARTS) for part in range(1, PARTS + 1)]
+  extents = [-(-count * part // PARTS) for part in range(1, PARTS + 1)]
   chosen = jnp.sum(end - first >= jnp.asarray(extents))
-  first = jnp.minimum(first, sources - jnp.asarray(extents)[chosen])
+  first = jnp.minimum(first, count - jnp.asarray(extents)[chosen])
   branches = [within(extent) for extent in extents]
   return _again(lambda *args: lax.switch(args[0], branches, *args[1:]))(
-    chosen, first, operands, last
+    chosen, first, operands, sources
   )
 
 
@@ -187,12 +159,6 @@ def _again(fn: Callable[..., Any]) -> Callable[..., Any]:
   return jax.checkpoint(fn, policy=policy)
 
 
-def _again(fn: Callable[..., Any]) -> Callable[..., Any]:
-  """Has the backward pass compute a block again, all but its sums."""
-  policy = jax.checkpoint_policies.save_only_these_names(reference.KEPT)
-  return jax.checkpoint(fn, policy=policy)
-
-
 def _map_heads(
   fn: Callable[[Any, Operands], Any], most: int, operands: Operands
 ) -> Any:
@@ -201,56 +167,50 @@ def _map_heads(
   Heads are not the first axis, so that to cut them all at once would copy all.
   """
   heads = operands.sizes[1]
-  per_source = heads // operands.key.shape[2]
-  size = _divisor(
-    heads, most, lambda d: d % per_source == 0 or per_source % d == 0
-  )
+  sharing = heads // operands.key.shape[2]
+  size = _divisor(heads, most, sharing)
   if size == heads:
     return fn(0, operands)
 
-  def one(i: Any, pairs: Operands) -> Any:
-    def group(x: jax.Array, shared: int) -> jax.Array:
-      count = max(1, size // shared)
-      return lax.dynamic_slice_in_dim(x, i * size // shared, count, 2)
+  def one(i: Any, part: Operands) -> Any:
+    def group(x: jax.Array, sharing: int) -> jax.Array:
+      count = max(1, size // sharing)
+      return lax.dynamic_slice_in_dim(x, i * size // sharing, count, 2)
 
-    return fn(
-      i,
-      dataclasses.replace(
-        pairs,
-        query=group(operands.query, 1),
-        key=group(operands.key, per_source),
-        value=group(operands.value, per_source),
-      ),
+    part = dataclasses.replace(
+      part,
+      query=group(operands.query, 1),
+      key=group(operands.key, sharing),
+      value=group(operands.value, sharing),
     )
+    return fn(i, part)
 
-  pairs = dataclasses.replace(operands, query=None, key=None, value=None)
-  return _map_blocks(_again(one), size, 2, (pairs, 1), length=heads)
+  pairs = _without(operands, "query", "key", "value")
+  # What is cut and moved is computed again, too, lest copies of all be kept.
+  return _map_blocks(_again(one), heads, size, [(pairs, 1)], joint=2)
 
 
 def _map_blocks(
   fn: Callable[..., Any],
+  length: int,
   size: int,
+  trees: Sequence[tuple[Any, int]],
   joint: int,
-  *trees: tuple[Any, int],
-  length=None,
 ) -> Any:
-  """Maps ``fn(number, *parts)`` in turn over blocks of an axis of each tree.
+  """Maps ``fn(number, *parts)`` in turn over blocks of trees.
 
-  Leaves with 1 there are shared. Results are joined along the axis `joint`.
+  Each tree comes with the axis, of a certain length, that its leaves are cut
+  along; leaves with 1 there are shared. Results are joined along axis `joint`.
   """
-  flat = [
-    (leaf, axis) for tree, axis in trees for leaf in jax.tree.leaves(tree)
-  ]
-  cut = [jnp.ndim(leaf) > axis and leaf.shape[axis] != 1 for leaf, axis in flat]
-  if length is None:
-    length = max(
-      [leaf.shape[axis] for (leaf, axis), c in zip(flat, cut) if c], default=1
-    )
   count = -(-length // size)
   if count == 1:
     return fn(0, *(tree for tree, _ in trees))
   size = -(-length // count)
-  structure = jax.tree.structure([tree for tree, _ in trees])
+  structure: Any = jax.tree.structure([tree for tree, _ in trees])
+  leaves = [
+    (leaf, axis) for tree, axis in trees for leaf in jax.tree.leaves(tree)
+  ]
+  cut = [jnp.ndim(x) > axis and x.shape[axis] != 1 for x, axis in leaves]
 
   def split(x: jax.Array, axis: int) -> jax.Array:
     if count * size > length:
@@ -263,28 +223,32 @@ def _map_blocks(
   def one(numbered: Any) -> Any:
     number, blocks = numbered
     rest = iter(blocks)
-    parts = [next(rest) if c else leaf for (leaf, _), c in zip(flat, cut)]
+    both = zip(leaves, cut, strict=True)
+    parts = [next(rest) if c else leaf for (leaf, _), c in both]
     return fn(number, *structure.unflatten(parts))
 
   def joined(x: jax.Array) -> jax.Array:
     x = jnp.moveaxis(x, 0, joint)
-    x = x.reshape(*x.shape[:joint], -1, *x.shape[joint + 2 :])
+    x = x.reshape(*x.shape[:joint], count * size, *x.shape[joint + 2 :])
     return lax.slice_in_dim(x, 0, length, axis=joint)
 
-  blocks = [split(*leaf) for leaf, c in zip(flat, cut) if c]
+  blocks = [split(*leaf) for leaf, c in zip(leaves, cut, strict=True) if c]
   return jax.tree.map(joined, lax.map(one, (jnp.arange(count), blocks)))
 
 
-def _folded(key: jax.Array | None, place: tuple[Any, ...]) -> Any:
+def _folded(key: jax.Array, place: tuple[Any, ...]) -> jax.Array:
   """A dropout key for each block, by its place."""
-  if key is None:
-    return None
-  for number in place:
-    key = jax.random.fold_in(key, number)
-  return key
+  return functools.reduce(jax.random.fold_in, place, key)
 
 
-def _divisor(number: int, most: int, fits=lambda d: True) -> int:
-  """The largest divisor of `number` that is at most `most`; at least 1."""
+def _divisor(number: int, most: int, sharing: int = 1) -> int:
+  """The largest divisor of `number` that is at most `most`; at least 1.
+
+  It divides `sharing` or is a multiple of it: a group of heads is served by
+  whole heads of the sources, as many heads sharing each.
+  """
   fitting = range(1, min(number, max(1, most)) + 1)
-  return max((d for d in fitting if number % d == 0 and fits(d)), default=1)
+  return max(
+    (d for d in fitting if number % d == 0 and 0 in (d % sharing, sharing % d)),
+    default=1,
+  )

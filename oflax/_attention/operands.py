@@ -159,7 +159,9 @@ def prepare(
     )
   batch = math.prod(receivers[:-1])
   return Operands(
-    *(x.reshape(batch, *x.shape[-3:]) for x in (query, key, value)),
+    query.reshape(batch, *query.shape[-3:]),
+    key.reshape(batch, *key.shape[-3:]),
+    value.reshape(batch, *value.shape[-3:]),
     p_receiver.reshape(batch, 1, receivers[-1], 1),
     p_source.reshape(batch, 1, 1, sources[-1]),
     seen,

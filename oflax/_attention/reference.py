@@ -74,7 +74,7 @@ def partition(
   shifted_key: jax.Array | None = None,
   kept: jax.Array | None = None,
 ) -> Partition:
-  """The partition of all sources, of values ``[..., N, S, V]`` times mass.
+  """The partition of all sources, of values ``[..., N, V, S]`` times mass.
 
   `kept` are the dropout factors of the weights, 0 or 1 / (1 − rate).
   """
@@ -86,7 +86,7 @@ def partition(
   )
   if kept is not None:
     e = e * kept
-  value = _product("gts,gsv->gtv", e, v, precision)
+  value = _product("gts,gvs->gtv", e, v, precision)
   total, value = checkpoint_name((total, value), KEPT)
   return Partition(maximum, total, value)
 
@@ -109,7 +109,7 @@ def energies(
 
   Args:
     q: Scaled queries, ``[..., N, T, H]``.
-    k: ``[..., N, S, H]``.
+    k: ``[..., N, H, S]``.
     source_presence: ``[..., 1, 1, S]``.
     visible: Boolean, broadcastable to ``[..., N, T, S]``.
     bias: Added to the scores, broadcastable likewise, without −inf.
@@ -123,7 +123,7 @@ def energies(
   """
   mass, log_presence = _numerics.split_mass(source_presence)
   if shifted_key is None:
-    s = _product("gth,gsh->gts", q, k, precision) + log_presence
+    s = _product("gth,ghs->gts", q, k, precision) + log_presence
   else:
     s = _shifted(q, k, shifted_key)
   if bias is not None:
@@ -157,7 +157,7 @@ def _shifted(q: jax.Array, k: jax.Array, shifted_key: jax.Array) -> jax.Array:
   """The scores with log p, a constant: derivatives are those of q · k."""
   q = jnp.concatenate([q, jnp.ones_like(q[..., :1])], axis=-1)
   # log p must not be rounded, whatever the default precision is.
-  return _product("gth,gsh->gts", q, shifted_key, lax.Precision.HIGHEST)
+  return _product("gth,ghs->gts", q, shifted_key, lax.Precision.HIGHEST)
 
 
 @_shifted.defjvp
@@ -165,8 +165,8 @@ def _shifted_jvp(
   primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]
 ) -> tuple[jax.Array, jax.Array]:
   (q, k, _), (dq, dk, _) = primals, tangents
-  tangent = _product("gth,gsh->gts", dq, k, None)
-  return _shifted(*primals), tangent + _product("gth,gsh->gts", q, dk, None)
+  tangent = _product("gth,ghs->gts", dq, k, None)
+  return _shifted(*primals), tangent + _product("gth,ghs->gts", q, dk, None)
 
 
 def _product(

@@ -124,7 +124,7 @@ def test_a_clamp_on_present_scores_breaks_standard_attention(monkeypatch):
   energies = reference.energies
 
   def clamped(q, k, p, visible, bias, precision, shifted_key):
-    s = jnp.einsum("...th,...sh->...ts", q, k)
+    s = jnp.einsum("...th,...hs->...ts", q, k)
     bias = jnp.clip(s, -20, 20) - s
     return energies(q, k, p, visible, bias, precision, shifted_key)
 
