@@ -123,6 +123,26 @@ def ratios(rows: list[Row]) -> list[Ratio]:
   return found
 
 
+def limits(rows: list[Row]) -> list[Ratio]:
+  """What a model would reach against Flax if products were all it took.
+
+  Those of the tokens that it computes on, at the speed of the largest product
+  measured in the same run.
+  """
+  peaks = [row.median for row in rows if row.subject == subjects.MATMUL]
+  if not peaks:
+    return []
+  speed = 2 * subjects.PEAK**3 / float(np.median(peaks))
+  found = []
+  for share in subjects.NULL_SHARES:
+    group = model_group(FORWARD, share)
+    for row in rows:
+      if (row.group, row.subject) == (group, subjects.FLAX):
+        best = row.median * speed / subjects.model_work(share)
+        found.append(Ratio(f"{group}: {subjects.FLAX}", best))
+  return found
+
+
 def machine() -> dict[str, str]:
   """What the figures were measured with."""
   versions = {}
@@ -239,6 +259,18 @@ def _page(rows: list[Row], made_with: dict[str, str], gpu: bool) -> str:
       ],
     ),
   ]
+  if limits(rows):
+    lines += [
+      "",
+      "No compacted model can do better than this: its matrix products alone,"
+      " at the speed of the product of two matrices of"
+      f" {subjects.PEAK} by {subjects.PEAK}.",
+      "",
+      *_table(
+        ("measure", "limit of the ratio"),
+        [(limit.measure, f"{limit.value:.2f}") for limit in limits(rows)],
+      ),
+    ]
   for group in dict.fromkeys(row.group for row in rows):
     lines += ["", f"## {group[:1].upper()}{group[1:]}", ""]
     lines += _table(

@@ -190,6 +190,15 @@ def models(null_share: float, *, training: bool) -> list[Subject]:
   ]
 
 
+def model_work(null_share: float) -> float:
+  """Operations of the products in a compacted forward pass."""
+  batch, tokens, d = MODEL_SIZE
+  size = 2 ** math.ceil(math.log2(tokens - round(null_share * tokens)))
+  attention = 4 * size * size * d
+  projections = 8 * size * d * d + 4 * size * d * MODEL["mlp_dim"]
+  return batch * MODEL["num_layers"] * (attention + projections)
+
+
 def _with(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
   return lambda *arguments: fn(*arguments, **options)
 
