@@ -1,0 +1,1 @@
+"""Pretrained models in which a null token does not exist."""
