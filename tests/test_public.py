@@ -14,8 +14,9 @@ import oflax
 from oflax import laws
 from oflax import linen
 from oflax import training
+from oflax.retrofit import minilm
 
-MODULES = (oflax, linen, laws, training)
+MODULES = (oflax, linen, laws, training, minilm)
 H = jax.ShapeDtypeStruct((2, 5, 8), jnp.float32)
 HEADS = jax.ShapeDtypeStruct((2, 5, 2, 4), jnp.float32)
 P = jax.ShapeDtypeStruct((2, 5), jnp.float32)
@@ -98,7 +99,16 @@ def test_attention_takes_the_arguments_of_the_design_in_order():
 
 
 def test_importing_the_package_does_not_import_what_only_commands_need():
-  heavy = {"sklearn", "matplotlib", "typer", "oflax.training", "oflax.studies"}
+  heavy = {
+    "sklearn",
+    "matplotlib",
+    "typer",
+    "safetensors",
+    "tokenizers",
+    "oflax.retrofit",
+    "oflax.training",
+    "oflax.studies",
+  }
   command = "import oflax, sys; print(*sys.modules)"
   result = subprocess.run(
     [sys.executable, "-c", command], capture_output=True, text=True, check=True

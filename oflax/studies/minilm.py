@@ -30,18 +30,29 @@ class Row:
   Attributes:
     seed: Of the choice of pairs.
     subject: The model.
-    recall: Share of first lines nearest to their own body, in [0, 1], with the
-      shorter padding.
-    padded_recall: The same with the longer padding.
+    count: Pairs.
+    hits: First lines nearest to their own body, with the shorter padding.
+    padded_hits: The same with the longer padding.
     change: Largest absolute change of an entry of an embedding from the shorter
       to the longer padding.
   """
 
   seed: int
   subject: str
-  recall: float
-  padded_recall: float
+  count: int
+  hits: int
+  padded_hits: int
   change: float
+
+  @property
+  def recall(self) -> float:
+    """Recall@1 with the shorter padding, in [0, 1]."""
+    return self.hits / self.count
+
+  @property
+  def padded_recall(self) -> float:
+    """Recall@1 with the longer padding, in [0, 1]."""
+    return self.padded_hits / self.count
 
 
 def subjects() -> dict[str, minilm.MiniLM]:
@@ -98,8 +109,9 @@ def rows(
         Row(
           seed=seed,
           subject=name,
-          recall=recall(short[:count], short[count:]),
-          padded_recall=recall(long[:count], long[count:]),
+          count=count,
+          hits=hits(short[:count], short[count:]),
+          padded_hits=hits(long[:count], long[count:]),
           change=float(np.max(np.abs(short - long))),
         )
       )
@@ -113,24 +125,24 @@ def num_batches(
   return models * seeds * len(PADDINGS) * -(-2 * count // BATCH)
 
 
-def recall(queries: np.ndarray, candidates: np.ndarray) -> float:
-  """The share of queries whose nearest candidate is the one of their index.
+def hits(queries: np.ndarray, candidates: np.ndarray) -> int:
+  """How many queries are nearest to the candidate of their index.
 
   Args:
     queries: Unit vectors, ``[n, d]``.
     candidates: Unit vectors, ``[n, d]``.
 
   Returns:
-    In [0, 1]; of equally near candidates the first counts.
+    At most n; of equally near candidates the first counts.
 
   Example:
-    >>> recall(np.eye(4), np.eye(4)[[0, 1, 3, 2]])
-    0.5
+    >>> hits(np.eye(4), np.eye(4)[[0, 1, 3, 2]])
+    2
 
   Reference: None.
   """
   nearest = np.argmax(queries @ candidates.T, axis=1)
-  return float(np.mean(nearest == np.arange(len(queries))))
+  return int(np.sum(nearest == np.arange(len(queries))))
 
 
 def table(found: Sequence[Row]) -> tables.Table:

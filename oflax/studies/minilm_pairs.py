@@ -73,7 +73,7 @@ def collect(
 
 
 def pairs_in(source: str) -> Iterator[tuple[str, str]]:
-  """The first lines and bodies of the docstrings in a source.
+  r"""The first lines and bodies of the docstrings in a source.
 
   Args:
     source: Of a module; nothing is yielded if it does not parse.
@@ -83,7 +83,7 @@ def pairs_in(source: str) -> Iterator[tuple[str, str]]:
 
   Example:
     >>> body = "and so on " * 5
-    >>> list(pairs_in(f"'''One two three four.\\n\\n{body}'''"))[0][0]
+    >>> list(pairs_in(f"'''One two three four.\n\n{body}'''"))[0][0]
     'One two three four.'
 
   Reference: None.
