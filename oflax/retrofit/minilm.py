@@ -86,6 +86,8 @@ class MiniLM:
       Unit vectors, ``[B, features]``: 384 for MiniLM; 0 for no tokens at all.
     """
     ids = self._checked(ids)
+    if not ids.size:
+      return jnp.zeros((len(ids), self.encoder.features))
     compact = self.compact and self.encoder.variant == "full"
     return _embed(self.encoder, compact, dict(self.variables), ids)
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from oflax import _checks
 from oflax.retrofit import _weights
 from oflax.retrofit.minilm_encoder import PAD
 from oflax.retrofit.minilm_encoder import BertEncoder
@@ -90,9 +91,16 @@ def read_encoder(folder: pathlib.Path, variant: str) -> BertEncoder:
       raise ValueError(
         f"{path}: {name} must be a whole number of at least 1, got {found!r}."
       )
+  heads, features = config["num_attention_heads"], config["hidden_size"]
+  if features % heads:
+    raise ValueError(
+      f"{path}: num_attention_heads must divide {features}, got {heads}."
+    )
+  epsilon = config.get("layer_norm_eps", 1e-12)
+  _checks.check_positive(f"{path}: layer_norm_eps", epsilon)
   return BertEncoder(
     variant=variant,
-    epsilon=float(config.get("layer_norm_eps", 1e-12)),
+    epsilon=epsilon,
     **{field: config[name] for field, name in _SIZES.items()},
   )
 
@@ -123,8 +131,7 @@ def read_params(folder: pathlib.Path, encoder: BertEncoder) -> dict[str, Any]:
   }
   taken.drop(*_UNUSED)
   taken.check_all_taken()
-  params = jax.tree.map(jnp.asarray, params)
-  return params
+  return jax.tree.map(jnp.asarray, params)
 
 
 def _block(

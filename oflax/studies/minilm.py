@@ -7,6 +7,7 @@ found by its first line, and how far embeddings move when padding grows.
 from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
+import functools
 
 import numpy as np
 from rich import console
@@ -101,9 +102,9 @@ def rows(
     chosen = minilm_pairs.choose(pairs, count, seed)
     texts = [pair.first for pair in chosen] + [pair.body for pair in chosen]
     for name, model in models.items():
+      count_batch = functools.partial(on_batch, name)
       short, long = (
-        _embedded(model, texts, length, lambda name=name: on_batch(name))
-        for length in PADDINGS
+        _embedded(model, texts, length, count_batch) for length in PADDINGS
       )
       result.append(
         Row(

@@ -59,7 +59,8 @@ def collect(
   """
   root = pathlib.Path(sysconfig.get_path("stdlib"))
   paths = sorted(_sources(root))
-  evaluated, held_out = [], []
+  evaluated: list[Pair] = []
+  held_out: list[Pair] = []
   seen: set[str] = set()
   for done, path in enumerate(paths, start=1):
     module = path.relative_to(root).as_posix()

@@ -30,6 +30,7 @@ def make_model(vocabulary):
     max_position_embeddings=48,
     layer_norm_eps=1e-12,
   )
+  torch.manual_seed(0)
   model = transformers.BertModel(config).eval()
   generator = torch.Generator().manual_seed(0)
   with torch.no_grad():  # No parameter is 0 or 1, biases and scales included.
