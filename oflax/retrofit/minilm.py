@@ -59,7 +59,7 @@ class MiniLM:
     >>> ids = np.array([[3, 4, 5, 6], [7, 8, 0, 0]])  # two sentences; 0: a pad
     >>> model = MiniLM(encoder, encoder.init(jax.random.key(0), ids))
     >>> vectors = model.embed(ids)
-    >>> padded = np.pad(ids, ((0, 0), (0, 60)))  # padding changes no bit
+    >>> padded = np.pad(ids, ((0, 0), (0, 28)))  # padding changes no bit
     >>> bool((model.embed(padded) == vectors).all())
     True
     >>> alone = model.embed(ids[1:, :2])  # nor do batch mates, to rounding

