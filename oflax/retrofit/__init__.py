@@ -1,1 +1,1 @@
-"""Pretrained models in which a null token does not exist."""
+"""Pretrained hosts, and their O variants on the same weights."""

@@ -1,0 +1,199 @@
+"""A scikit-learn regressor that learns in context."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import functools
+import os
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from sklearn import base
+from sklearn.utils import validation
+
+from oflax import _checks
+from oflax.retrofit.tabpfn_v3.bar_distribution import BarDistribution
+from oflax.retrofit.tabpfn_v3.loading import load
+from oflax.retrofit.tabpfn_v3.module import TabPFNV3
+
+# Test rows are padded up to 16, 32, 64, … of them, so that few programs are
+# compiled. They do not see each other: a row more changes nothing.
+FEWEST_ROWS = 16
+
+
+class InContextRegressor(base.RegressorMixin, base.BaseEstimator):
+  """Predicts by showing a pretrained model the training data.
+
+  `fit` learns nothing: it keeps the data. Features may be NaN or infinite.
+
+  Args:
+    model: A file for `oflax.retrofit.tabpfn_v3.load`, or a pair of a module and
+      its variables.
+    variant: "host", "attention" or "full"; None: that of the module, and "host"
+      for a file.
+    softmax_temperature: By which the logits are divided; None: as the model's
+      configuration says.
+
+  Raises:
+    ValueError: At `fit` or `predict`: data that do not fit.
+
+  Example:
+    >>> import jax, jax.numpy as jnp, numpy as np
+    >>> from oflax.retrofit.tabpfn_v3 import TabPFNV3, V3Config
+    >>> config = V3Config(
+    ...   num_buckets=10,
+    ...   embed_dim=8,
+    ...   nlayers=1,
+    ...   dist_embed_num_blocks=1,
+    ...   feat_agg_num_blocks=1,
+    ...   feat_agg_num_heads=2,
+    ... )
+    >>> x, y = np.ones((5, 3)), np.arange(5.0)
+    >>> module = TabPFNV3(config)
+    >>> variables = jax.jit(module.init)(jax.random.key(0), x, y)
+    >>> regressor = InContextRegressor((module, variables)).fit(x, y)
+    >>> regressor.predict(x[:2]).shape
+    (2,)
+    >>> regressor.predict_quantiles(x[:2], [0.1, 0.9]).shape
+    (2, 2)
+
+  Reference: scikit-learn.org, developing estimators; Hollmann et al. 2025.
+  """
+
+  def __init__(
+    self,
+    model: str | os.PathLike[str] | tuple[TabPFNV3, Mapping[str, Any]],
+    variant: str | None = None,
+    softmax_temperature: float | None = None,
+  ):
+    self.model = model
+    self.variant = variant
+    self.softmax_temperature = softmax_temperature
+
+  def fit(self, X: Any, y: Any) -> "InContextRegressor":  # noqa: N803
+    """Keeps the training data.
+
+    Args:
+      X: Features, ``[N, C]``; NaN and infinite ones allowed.
+      y: Targets, ``[N]``, finite.
+
+    Returns:
+      Itself.
+    """
+    x = _features(X)
+    y = np.asarray(y, np.float64)
+    if y.shape != x.shape[:1] or y.size == 0:
+      raise ValueError(
+        f"y must be [N] for X of shape {x.shape}, N at least 1, got shape"
+        f" {y.shape}."
+      )
+    if not np.all(np.isfinite(y)):
+      raise ValueError(
+        f"y must be finite, got {np.sum(~np.isfinite(y))} that are not."
+      )
+    if self.softmax_temperature is not None:
+      _checks.check_positive("softmax_temperature", self.softmax_temperature)
+    self.module_, self.variables_ = self._loaded()
+    borders = self.variables_["constants"]["borders"]
+    self.distribution_ = BarDistribution(borders)
+    self.mean_, self.scale_ = float(np.mean(y)), float(np.std(y)) or 1.0
+    self.x_ = x
+    self.y_ = ((y - self.mean_) / self.scale_).astype(np.float32)
+    self.n_features_in_ = x.shape[1]
+    return self
+
+  def predict(self, X: Any) -> np.ndarray:  # noqa: N803
+    """The means of the predictive distributions, ``[M, C]`` to ``[M]``."""
+    return self._restored(self.distribution_.mean(self.predict_logits(X)))
+
+  def predict_quantiles(
+    self,
+    X: Any,  # noqa: N803
+    levels: Sequence[float] = (0.1, 0.5, 0.9),
+  ) -> np.ndarray:
+    """Quantiles of the predictive distributions.
+
+    Args:
+      X: Features, ``[M, C]``.
+      levels: q of them, in (0, 1).
+
+    Returns:
+      ``[M, q]``, in the units of the targets.
+    """
+    for level in levels:
+      _checks.check_interval("levels", level, 0, 1, "()")
+    logits = self.predict_logits(X)
+    quantiles = self.distribution_.quantiles(logits, jnp.asarray(levels))
+    return self._restored(quantiles)
+
+  def log_density(self, X: Any, y: Any) -> np.ndarray:  # noqa: N803
+    """The log density of targets ``[M]`` under the predictions for ``[M, C]``.
+
+    In the units of the targets.
+    """
+    y = (np.asarray(y, np.float64) - self.mean_) / self.scale_
+    log_density = self.distribution_.log_density(
+      self.predict_logits(X), jnp.asarray(y, jnp.float32)
+    )
+    return np.asarray(log_density, np.float64) - np.log(self.scale_)
+
+  def predict_logits(self, X: Any) -> jax.Array:  # noqa: N803
+    """Logits over the buckets of standardised targets, temperature applied.
+
+    Args:
+      X: Features, ``[M, C]``.
+
+    Returns:
+      ``[M, buckets]``.
+    """
+    validation.check_is_fitted(self)
+    x = _features(X)
+    if x.shape[1] != self.n_features_in_:
+      raise ValueError(
+        f"X must have the {self.n_features_in_} columns of fit, got shape"
+        f" {x.shape}."
+      )
+    temperature = self.softmax_temperature
+    if temperature is None:
+      temperature = self.module_.config.softmax_temperature
+    rows = FEWEST_ROWS
+    while rows < len(x):
+      rows *= 2
+    padding = np.zeros((rows - len(x), x.shape[1]), np.float32)
+    table = np.concatenate([self.x_, x, padding])
+    logits = _apply(self.module_, self.variables_, table, self.y_)
+    return logits[: len(x)] / temperature
+
+  def _loaded(self) -> tuple[TabPFNV3, Mapping[str, Any]]:
+    if isinstance(self.model, str | os.PathLike):
+      return load(self.model, self.variant or "host")
+    module, variables = self.model
+    return module.clone(variant=self.variant or module.variant), variables
+
+  def _restored(self, standardised: jax.Array) -> np.ndarray:
+    """From standardised targets to their own units."""
+    return np.asarray(standardised, np.float64) * self.scale_ + self.mean_
+
+  def __sklearn_tags__(self) -> Any:
+    tags = super().__sklearn_tags__()
+    tags.input_tags.allow_nan = True
+    return tags
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _apply(
+  module: TabPFNV3, variables: Mapping[str, Any], x: jax.Array, y: jax.Array
+) -> jax.Array:
+  logits = module.apply(variables, x, y)
+  assert isinstance(logits, jax.Array)  # Says the type, as nothing is mutable.
+  return logits
+
+
+def _features(x: Any) -> np.ndarray:
+  x = np.asarray(x, np.float32)
+  if x.ndim != 2 or x.shape[1] == 0:
+    raise ValueError(
+      f"X must be [rows, columns], of a column at least, got shape {x.shape}."
+    )
+  return x
