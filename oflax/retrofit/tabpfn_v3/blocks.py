@@ -72,11 +72,14 @@ class _Block(Part, kw_only=True):
     num_heads: Heads of the attention.
     kv_heads: Of keys and values, for train and test rows; default: `num_heads`.
     scaled: Whether queries grow with the number of sources.
+    num_special: The first tokens, of another kind than the others and perhaps
+      far shorter: their presence has a threshold of its own.
   """
 
   num_heads: int
   kv_heads: tuple[int, int] | None = None
   scaled: bool = False
+  num_special: int = 0
 
   def attend(
     self,
@@ -99,9 +102,18 @@ class _Block(Part, kw_only=True):
       name="attention",
     )(receivers, sources, *presences, angles=angles)
 
+  def presences(self, name: str, tokens: jax.Array) -> jax.Array:
+    """The presence of tokens of both kinds."""
+    special, others = jnp.split(tokens, [self.num_special], axis=-2)
+    sites = [(name, others)] if others.shape[-2] else []
+    if self.num_special:
+      sites.insert(0, (f"special_{name}", special))
+    parts = [self.presence(*site) for site in sites]
+    return jnp.concatenate(parts, axis=-1)
+
   def feed(self, tokens: jax.Array) -> jax.Array:
     """H + OFFN(ONorm(H)), with the presence of H."""
-    presence = self.presence("ffn_presence", tokens)
+    presence = self.presences("ffn_presence", tokens)
     normed = self.norm("ffn_norm", tokens, presence)
     return tokens + OFFN(
       self.config.ff_factor * tokens.shape[-1],
@@ -133,7 +145,7 @@ class SelfBlock(_Block):
       angles: Of the rotary positions, ``[..., n, 1, H/2]``.
     """
     receivers, sources = slice(num_receivers), slice(num_sources)
-    presence = self.presence("attention_presence", tokens)
+    presence = self.presences("attention_presence", tokens)
     normed = self.norm("attention_norm", tokens, presence)
     turned = None
     if angles is not None:

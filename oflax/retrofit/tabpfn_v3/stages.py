@@ -78,7 +78,10 @@ class RowEmbedder(Part):
     for i in range(config.feat_agg_num_blocks):
       last = i == config.feat_agg_num_blocks - 1
       block = self.part(
-        SelfBlock, f"block_{i}", num_heads=config.feat_agg_num_heads
+        SelfBlock,
+        f"block_{i}",
+        num_heads=config.feat_agg_num_heads,
+        num_special=num_cls,
       )
       receivers = num_cls if last else None
       tokens = block(tokens, num_receivers=receivers, angles=angles)

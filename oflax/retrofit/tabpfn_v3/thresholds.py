@@ -68,7 +68,7 @@ def calibrated(
   tables = synthetic.tables()
   # The full variant, lest the columns that a table lacks be looked at.
   return calibrate(
-    module.clone(variant="full"),
+    module.clone(variant="full", implementation="reference"),
     variables,
     tables.x,
     tables.y,
