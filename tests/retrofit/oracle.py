@@ -33,15 +33,23 @@ SMALL = {
 }
 
 
+def architecture():
+  from tabpfn import architectures
+
+  return architectures.ARCHITECTURES["tabpfn_v3"]
+
+
+def parsed(config):
+  """The package's own configuration."""
+  return architecture().parse_config(dict(config))[0]
+
+
 def network(config, seed=0):
   """A network of `tabpfn`, its weights random: some start as zeros."""
   import torch
-  from tabpfn import architectures
 
-  architecture = architectures.ARCHITECTURES["tabpfn_v3"]
   torch.manual_seed(seed)
-  parsed, _ = architecture.parse_config(dict(config))
-  net = architecture.get_architecture(parsed).eval()
+  net = architecture().get_architecture(parsed(config)).eval()
   with torch.no_grad():
     for parameter in net.parameters():
       if parameter.requires_grad:
@@ -63,6 +71,25 @@ def state(net):
   return {k: v.numpy().copy() for k, v in net.state_dict().items()}
 
 
+def bars(net, logits, y, levels):
+  """What its bar distribution says of logits, of targets and of levels."""
+  from tabpfn.architectures.shared import bar_distribution
+  import torch
+
+  borders = net.state_dict()["regression_borders"]
+  distribution = bar_distribution.FullSupportBarDistribution(borders)
+  logits, target = torch.tensor(logits), torch.tensor(y)
+  return {
+    "bars/y": y,
+    "bars/levels": levels,
+    "bars/mean": distribution.mean(logits).numpy(),
+    "bars/log_density": -distribution(logits, target).numpy(),
+    "bars/quantiles": np.stack(
+      [distribution.icdf(logits, float(q)).numpy() for q in levels], -1
+    ),
+  }
+
+
 def table(rows, columns, train, seed=0):
   random = np.random.default_rng(seed)
   x = random.normal(size=(rows, columns)).astype(np.float32)
@@ -75,13 +102,13 @@ def tables():
   odd[2, 0] = odd[11, 1] = np.nan
   odd[3, 1] = odd[12, 0] = np.inf
   odd[4, 2] = odd[10, 5] = -np.inf
-  odd[:, 3] = 0.7
+  odd[:, 3] = 0.5
   odd[:, 4] = np.nan
-  odd[:9, 5] = -1234.567
+  odd[:9, 5] = -1234.0
   missing = y.copy()
   missing[[1, 5]] = np.nan
   far, _ = table(14, 3, 9)
-  far[:, 0] = 3e4 + far[:, 0]
+  far[:, 0] = 300 + far[:, 0]
   far[12, 1] = 1e9
   return {
     "ordinary": table(30, 5, 20),

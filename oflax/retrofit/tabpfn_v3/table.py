@@ -83,11 +83,10 @@ def standardized(x: jax.Array, train_weight: jax.Array) -> jax.Array:
 
 def known_targets(y: jax.Array, train_weight: jax.Array) -> jax.Array:
   """Targets ``[..., N]``; what is no number takes the mean of the others."""
-  finite = jnp.isfinite(y)
-  known = finite & (train_weight > 0)
+  known = jnp.isfinite(y) & (train_weight > 0)
   count = jnp.sum(known, axis=-1, keepdims=True)
   total = jnp.sum(jnp.where(known, y, 0), axis=-1, keepdims=True)
-  return jnp.where(finite, y, total / jnp.maximum(count, 1))
+  return jnp.where(known, y, total / jnp.maximum(count, 1))
 
 
 def _smallest(x: jax.Array, known: jax.Array) -> jax.Array:
@@ -99,9 +98,10 @@ def _smallest(x: jax.Array, known: jax.Array) -> jax.Array:
 
 
 def _sum(x: jax.Array, weight: jax.Array) -> jax.Array:
-  """Over train rows, ``[..., C, 1]``."""
-  train = x[..., : weight.shape[-1]]
-  return jnp.sum(train * weight, axis=-1, keepdims=True)
+  """Over train rows that count, ``[..., C, 1]``: others may hold anything."""
+  weight = jnp.broadcast_to(weight, (*x.shape[:-1], weight.shape[-1]))
+  train = jnp.where(weight > 0, x[..., : weight.shape[-1]], 0)
+  return jnp.sum(train, axis=-1, keepdims=True)
 
 
 def _ahead(

@@ -1,0 +1,234 @@
+"""What is absent from a table does not exist to the full variant."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from oflax.retrofit.tabpfn_v3 import TabPFNV3
+from oflax.retrofit.tabpfn_v3 import V3Config
+from oflax.retrofit.tabpfn_v3 import calibrated
+from tests.retrofit import host
+from tests.retrofit import oracle
+
+# Of 13 train rows, 6 test rows and 8 columns, those that are there.
+TRAIN, TEST = [0, 2, 3, 4, 6, 7, 8, 10, 11], [13, 14, 16, 18]
+PLACES = {
+  "nothing": ([*range(9), *range(13, 17)], [*range(5)]),
+  "interleaved": (TRAIN + TEST, [1, 2, 4, 6, 7]),
+  "in front": ([*range(4, 13), *range(15, 19)], [*range(3, 8)]),
+}
+
+
+@pytest.fixture(scope="module")
+def variables():
+  module, variables = host.model()
+  return calibrated(module, variables)
+
+
+@pytest.fixture(scope="module")
+def small():
+  """A table with odd cells: 9 train rows, 4 test rows, 5 columns."""
+  x, y = oracle.table(13, 5, 9)
+  x[2, 1], x[10, 3], x[4, 0] = np.nan, np.inf, -np.inf
+  x[:, 2] = 0.7
+  return x, y
+
+
+def spread(x, y, rows, columns, filling):
+  """The table among absent rows and columns, full of something else."""
+  table = np.full((19, 8), filling, np.float32)
+  table[np.ix_(rows, columns)] = x
+  targets = np.full(13, filling, np.float32)
+  targets[rows[:9]] = y
+  present = np.zeros(19, bool), np.zeros(8, bool)
+  present[0][rows] = present[1][columns] = True
+  return table, targets, *present
+
+
+def test_calibration_gives_the_median_token_its_presence(variables):
+  module, before = host.model()
+  shapes = jax.tree.map(jnp.shape, (before, variables))
+  assert shapes[0] == shapes[1]
+  halved = calibrated(module, before, alpha=2e-3)["calibration"]
+  ratio = jax.tree.map(lambda a, b: a / b, halved, variables["calibration"])
+  np.testing.assert_allclose(jax.tree.leaves(ratio), 2, rtol=1e-3)
+  # Thus the O variants stay close to the host.
+  x, y = oracle.table(14, 3, 9)
+  want = host.program("host")(variables, x, y)
+  got = host.program("full")(variables, x, y)
+  assert 0 < np.abs(got - want).max() < 0.02 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("filling", [np.nan, 1e30, 0.0], ids=str)
+@pytest.mark.parametrize("place", PLACES)
+def test_the_full_variant_equals_dropping(variables, small, place, filling):
+  run = host.program("full")
+  want = np.asarray(run(variables, *small))
+  rows, columns = PLACES[place]
+  got = np.asarray(run(variables, *spread(*small, rows, columns, filling)))
+  present = np.array(rows[9:]) - 13
+  np.testing.assert_array_equal(np.delete(got, present, 0), 0)
+  largest = np.abs(want).max()
+  np.testing.assert_allclose(got[present], want, atol=1e-5 * largest)
+
+
+@pytest.mark.parametrize("variant", ["host", "attention"])
+def test_other_variants_are_not_closed(variables, small, variant):
+  run = host.program(variant)
+  want = np.asarray(run(variables, *small))
+  rows, columns = PLACES["interleaved"]
+  got = np.asarray(run(variables, *spread(*small, rows, columns, 0.0)))
+  got = got[np.array(TEST) - 13]
+  assert np.abs(got - want).max() > 1e-2 * np.abs(want).max()
+
+
+def test_absence_is_missing_data_to_the_host(variables, small):
+  run = host.program("host")
+  rows, columns = PLACES["interleaved"]
+  table, targets, *present = spread(*small, rows, columns, 3.0)
+  nan = spread(*small, rows, columns, np.nan)
+  np.testing.assert_array_equal(
+    run(variables, table, targets, *present), run(variables, *nan[:2])
+  )
+
+
+def test_another_pattern_compiles_nothing(variables, small):
+  module = host.model()[0].clone(variant="full")
+  traced = []
+
+  @jax.jit
+  def run(x, y, rows, columns):
+    traced.append(1)
+    return module.apply(
+      variables, x, y, row_present=rows, column_present=columns
+    )
+
+  for place in PLACES.values():
+    run(*spread(*small, *place, np.nan))
+  assert len(traced) == 1
+
+
+@pytest.mark.parametrize("variant", ["host", "full"])
+def test_batch_axes_are_tables_apart(variables, small, variant):
+  run = host.program(variant)
+  tables = [spread(*small, *place, np.nan) for place in PLACES.values()]
+  batch = tuple(
+    jnp.stack(parts)[:, None] for parts in zip(*tables, strict=True)
+  )
+  got = run(variables, *batch)
+  for i, table in enumerate(tables):
+    want = run(variables, *table)
+    np.testing.assert_allclose(got[i, 0], want, atol=2e-6)
+
+
+@pytest.mark.parametrize("kind", ["rows", "columns"])
+def test_a_table_of_nothing_is_finite(variables, small, kind):
+  table, targets, rows, columns = spread(*small, TRAIN + TEST, [*range(5)], 1)
+  if kind == "rows":
+    rows = np.arange(19) >= 13  # No train row is there.
+  else:
+    columns = np.zeros(8, bool)
+  got = host.program("full")(variables, table, targets, rows, columns)
+  assert bool(jnp.all(jnp.isfinite(got)))
+
+
+def test_test_rows_do_not_see_each_other(variables, small):
+  x, y = small
+  run = host.program("full")
+  want = run(variables, x, y)
+  more = np.concatenate([x, x[9:], 7 * x[9:]])
+  np.testing.assert_allclose(run(variables, more, y)[:4], want, atol=1e-6)
+
+
+def test_gradients_are_closed_and_finite(variables, small):
+  module = host.model()[0].clone(variant="full")
+
+  @jax.jit
+  def gradient(x, y, rows=None, columns=None):
+    def loss(params):
+      logits = module.apply(
+        {**variables, "params": params},
+        x,
+        y,
+        row_present=rows,
+        column_present=columns,
+      )
+      return jnp.sum(logits**2)
+
+    return jax.grad(loss)(variables["params"])
+
+  want = gradient(*small)
+  got = gradient(*spread(*small, *PLACES["interleaved"], np.nan))
+  scale = max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(want))
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4 * scale), got, want
+  )
+
+
+def test_a_small_one_trains():
+  config = V3Config(
+    num_buckets=20,
+    embed_dim=8,
+    feat_agg_num_cls_tokens=2,
+    dist_embed_num_blocks=1,
+    dist_embed_num_heads=2,
+    dist_embed_num_inducing_points=4,
+    feat_agg_num_blocks=1,
+    feat_agg_num_heads=2,
+    nlayers=1,
+    icl_num_heads=2,
+  )
+  module = TabPFNV3(config)
+  x = jax.random.normal(jax.random.key(0), (4, 20, 3))
+  y = x[..., 0]
+  variables = jax.jit(module.init)(jax.random.key(1), x, y[:, :12])
+  label = jnp.where(y[:, 12:] > 0, 15, 5)
+
+  @jax.jit
+  def step(params):
+    def loss(params):
+      logits = module.apply({**variables, "params": params}, x, y[:, :12])
+      log_p = jax.nn.log_softmax(logits)
+      return -jnp.mean(jnp.take_along_axis(log_p, label[..., None], -1))
+
+    value, gradient = jax.value_and_grad(loss)(params)
+    moved = jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
+    return moved, value, gradient
+
+  params, losses = variables["params"], []
+  for _ in range(30):
+    params, value, gradient = step(params)
+    losses.append(float(value))
+  assert losses[-1] < 0.7 * losses[0]
+  for leaf in jax.tree.leaves(gradient):
+    assert bool(jnp.all(jnp.isfinite(leaf)))
+    assert bool(jnp.any(leaf != 0))
+
+
+X, Y = jnp.zeros((6, 3)), jnp.zeros(4)
+
+
+@pytest.mark.parametrize(
+  ("args", "patterns", "message"),
+  [
+    ((X, Y.astype(int)), {}, "y must be floating point, got int32"),
+    ((X[0], Y), {}, r"x must be .*got shape \(3,\)"),
+    ((X, Y[:0]), {}, r"y must be \[..., N\].*got shapes \(0,\) and \(6, 3\)"),
+    ((X, jnp.zeros(7)), {}, r"got shapes \(7,\) and \(6, 3\)"),
+    ((X[None], Y), {}, r"got shapes \(4,\) and \(1, 6, 3\)"),
+    ((X[:, :0], Y), {}, r"x must have a column, got shape \(6, 0\)"),
+    ((X, Y), {"row_present": X[:, 0] > 0, "column_present": X[0]}, "boolean"),
+    ((X, Y), {"row_present": jnp.ones(4, bool)}, r"row_present .*got \(4,\)"),
+  ],
+)
+def test_wrong_arguments_are_named_with_their_values(args, patterns, message):
+  module, variables = host.model()
+  with pytest.raises(ValueError, match=message):
+    module.apply(variables, *args, **patterns)
+
+
+def test_an_unknown_variant_is_named():
+  module, variables = host.model()
+  with pytest.raises(ValueError, match=r"variant must be .*'half'"):
+    module.clone(variant="half").apply(variables, X, Y)

@@ -1,0 +1,104 @@
+"""The regressor is one of scikit-learn's, and knows no units."""
+
+import numpy as np
+import pytest
+from sklearn import base
+from sklearn import model_selection
+from sklearn import pipeline
+from sklearn import preprocessing
+
+from oflax.retrofit.tabpfn_v3 import InContextRegressor
+from tests.retrofit import host
+from tests.retrofit import oracle
+
+
+@pytest.fixture
+def data():
+  x, y = oracle.table(24, 3, 24)
+  x[3, 1] = np.nan
+  return x, 50 + 9 * y.astype(np.float64)
+
+
+@pytest.fixture
+def regressor(data):
+  return InContextRegressor(host.FILE).fit(data[0][:16], data[1][:16])
+
+
+def test_predictions_are_those_of_the_network(regressor, data):
+  x, y = data
+  module, variables = host.model()
+  train = y[:16]
+  z = ((train - train.mean()) / train.std()).astype(np.float32)
+  logits = module.apply(variables, x, z) / module.config.softmax_temperature
+  mean = regressor.distribution_.mean(logits)
+  want = np.asarray(mean, np.float64) * train.std() + train.mean()
+  np.testing.assert_allclose(regressor.predict(x[16:]), want, rtol=1e-5)
+
+
+def test_it_has_the_units_of_its_targets(regressor, data):
+  x, y = data
+  other = InContextRegressor(host.FILE).fit(x[:16], 3 - 1000 * -y[:16])
+  for method in ("predict", "predict_quantiles"):
+    got = getattr(other, method)(x[16:])
+    want = 3 + 1000 * getattr(regressor, method)(x[16:])
+    np.testing.assert_allclose(got, want, rtol=1e-4)
+  got = other.log_density(x[16:], 3 + 1000 * y[16:])
+  want = regressor.log_density(x[16:], y[16:]) - np.log(1000)
+  np.testing.assert_allclose(got, want, atol=1e-3)
+
+
+def test_quantiles_increase_about_the_median(regressor, data):
+  levels = (0.05, 0.5, 0.95)
+  quantiles = regressor.predict_quantiles(data[0][16:], levels)
+  assert quantiles.shape == (8, 3)
+  assert np.all(np.diff(quantiles, axis=1) > 0)
+
+
+def test_a_row_is_predicted_alike_in_any_company(regressor, data):
+  x = data[0][16:]
+  alone = np.concatenate([regressor.predict(row[None]) for row in x])
+  np.testing.assert_allclose(regressor.predict(x), alone, rtol=1e-5)
+  assert regressor.predict(x[:0]).shape == (0,)
+
+
+def test_it_works_with_the_tools_of_scikit_learn(data):
+  model = InContextRegressor(host.model(), softmax_temperature=1.0)
+  again = base.clone(model)
+  assert again.get_params()["softmax_temperature"] == 1.0
+  steps = pipeline.make_pipeline(preprocessing.StandardScaler(), again)
+  scores = model_selection.cross_val_score(steps, *data, cv=2)
+  assert np.all(np.isfinite(scores))
+  assert base.is_regressor(model)
+
+
+def test_constant_targets_and_one_row_are_predicted(data):
+  x, _ = data
+  for rows in (1, 16):
+    model = InContextRegressor(host.FILE).fit(x[:rows], np.full(rows, 7.0))
+    assert np.all(np.isfinite(model.predict(x[16:])))
+
+
+@pytest.mark.parametrize(
+  ("call", "message"),
+  [
+    (lambda m, x, y: m.fit(x, y[:3]), r"y must be \[N\].*got shape \(3,\)"),
+    (lambda m, x, y: m.fit(x[0], y), r"X must be .*got shape \(3,\)"),
+    (lambda m, x, y: m.fit(x, y * np.nan), "y must be finite, got 24"),
+    (lambda m, x, y: m.predict(x[:, :2]), r"3 columns of fit, got .*\(24, 2\)"),
+    (
+      lambda m, x, y: m.predict_quantiles(x, [1.0]),
+      r"levels must be in \(0, 1\), got 1\.0",
+    ),
+    (
+      lambda m, x, y: m.set_params(softmax_temperature=0.0).fit(x, y),
+      r"softmax_temperature must be positive .* got 0\.0",
+    ),
+    (
+      lambda m, x, y: InContextRegressor(host.FILE).predict(x),
+      "is not fitted yet",
+    ),
+  ],
+)
+def test_wrong_input_is_named_with_its_value(regressor, data, call, message):
+  with pytest.raises(ValueError, match=message):
+    call(regressor, *data)
