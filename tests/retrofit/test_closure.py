@@ -19,6 +19,19 @@ PLACES = {
   "in front": ([*range(4, 13), *range(15, 19)], [*range(3, 8)]),
 }
 
+TINY = V3Config(
+  num_buckets=20,
+  embed_dim=8,
+  feat_agg_num_cls_tokens=2,
+  dist_embed_num_blocks=1,
+  dist_embed_num_heads=2,
+  dist_embed_num_inducing_points=4,
+  feat_agg_num_blocks=1,
+  feat_agg_num_heads=2,
+  nlayers=1,
+  icl_num_heads=2,
+)
+
 
 @pytest.fixture(scope="module")
 def variables():
@@ -46,14 +59,11 @@ def spread(x, y, rows, columns, filling):
   return table, targets, *present
 
 
-def test_calibration_gives_the_median_token_its_presence(variables):
-  module, before = host.model()
+def test_calibrated_the_full_variant_stays_close_to_the_host(variables):
+  before = host.model()[1]
   shapes = jax.tree.map(jnp.shape, (before, variables))
   assert shapes[0] == shapes[1]
-  halved = calibrated(module, before, alpha=2e-3)["calibration"]
-  ratio = jax.tree.map(lambda a, b: a / b, halved, variables["calibration"])
-  np.testing.assert_allclose(jax.tree.leaves(ratio), 2, rtol=1e-3)
-  # Thus the O variants stay close to the host.
+  assert all(tau != 1 for tau in jax.tree.leaves(variables["calibration"]))
   x, y = oracle.table(14, 3, 9)
   want = host.program("host")(variables, x, y)
   got = host.program("full")(variables, x, y)
@@ -141,11 +151,13 @@ def test_test_rows_do_not_see_each_other(variables, small):
   np.testing.assert_allclose(run(variables, more, y)[:4], want, atol=1e-6)
 
 
-def test_gradients_are_closed_and_finite(variables, small):
-  module = host.model()[0].clone(variant="full")
+def test_gradients_are_closed_and_finite_and_train(small):
+  module = TabPFNV3(TINY, "full", tau=1e-3)
+  variables = jax.jit(module.init)(jax.random.key(0), *small)
+  labels = jnp.array([3, 7, 7, 15])
 
   @jax.jit
-  def gradient(x, y, rows=None, columns=None):
+  def gradient(params, places, x, y, rows=None, columns=None):
     def loss(params):
       logits = module.apply(
         {**variables, "params": params},
@@ -154,56 +166,26 @@ def test_gradients_are_closed_and_finite(variables, small):
         row_present=rows,
         column_present=columns,
       )
-      return jnp.sum(logits**2)
+      log_p = jax.nn.log_softmax(logits[places])
+      return -jnp.mean(jnp.take_along_axis(log_p, labels[:, None], -1))
 
-    return jax.grad(loss)(variables["params"])
+    return jax.value_and_grad(loss)(params)
 
-  want = gradient(*small)
-  got = gradient(*spread(*small, *PLACES["interleaved"], np.nan))
+  params, places = variables["params"], jnp.arange(4)
+  first, want = gradient(params, places, *small)
+  table = spread(*small, *PLACES["interleaved"], np.nan)
+  _, got = gradient(params, jnp.array(TEST) - 13, *table)
   scale = max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(want))
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4 * scale), got, want
   )
-
-
-def test_a_small_one_trains():
-  config = V3Config(
-    num_buckets=20,
-    embed_dim=8,
-    feat_agg_num_cls_tokens=2,
-    dist_embed_num_blocks=1,
-    dist_embed_num_heads=2,
-    dist_embed_num_inducing_points=4,
-    feat_agg_num_blocks=1,
-    feat_agg_num_heads=2,
-    nlayers=1,
-    icl_num_heads=2,
-  )
-  module = TabPFNV3(config)
-  x = jax.random.normal(jax.random.key(0), (4, 20, 3))
-  y = x[..., 0]
-  variables = jax.jit(module.init)(jax.random.key(1), x, y[:, :12])
-  label = jnp.where(y[:, 12:] > 0, 15, 5)
-
-  @jax.jit
-  def step(params):
-    def loss(params):
-      logits = module.apply({**variables, "params": params}, x, y[:, :12])
-      log_p = jax.nn.log_softmax(logits)
-      return -jnp.mean(jnp.take_along_axis(log_p, label[..., None], -1))
-
-    value, gradient = jax.value_and_grad(loss)(params)
-    moved = jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
-    return moved, value, gradient
-
-  params, losses = variables["params"], []
-  for _ in range(30):
-    params, value, gradient = step(params)
-    losses.append(float(value))
-  assert losses[-1] < 0.7 * losses[0]
-  for leaf in jax.tree.leaves(gradient):
-    assert bool(jnp.all(jnp.isfinite(leaf)))
+  for leaf in jax.tree.leaves(want):
     assert bool(jnp.any(leaf != 0))
+
+  for _ in range(20):
+    last, step = gradient(params, places, *small)
+    params = jax.tree.map(lambda p, g: p - 0.1 * g, params, step)
+  assert last < 0.8 * first
 
 
 X, Y = jnp.zeros((6, 3)), jnp.zeros(4)

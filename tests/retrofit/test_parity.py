@@ -1,12 +1,10 @@
 """The host variant is the network of the package `tabpfn`, to 1e-5."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from oflax.retrofit.tabpfn_v3 import BarDistribution
-from oflax.retrofit.tabpfn_v3 import TabPFNV3
 from oflax.retrofit.tabpfn_v3 import default_borders
 from oflax.retrofit.tabpfn_v3 import files
 from oflax.retrofit.tabpfn_v3 import load
@@ -14,7 +12,6 @@ from oflax.retrofit.tabpfn_v3 import save
 from tests.retrofit import host
 from tests.retrofit import oracle
 
-# To compile for each of its shapes takes longest.
 TABLES = tuple(oracle.tables())
 
 
@@ -22,13 +19,6 @@ def tabpfn():
   return pytest.importorskip(
     "tabpfn", reason="compares with the package tabpfn, which is no dependency"
   )
-
-
-@pytest.fixture
-def net(request):
-  """A network of the package, with the weights of a configuration."""
-  tabpfn()
-  return oracle.network(request.param)
 
 
 def ported(folder, config, net, variant="host"):
@@ -142,13 +132,3 @@ def test_the_full_size_agrees(tmp_path):
   x[3, 2], x[70, 1] = np.nan, np.inf
   got = jax.jit(module.apply)(variables, x, y)
   np.testing.assert_allclose(got, oracle.predict(net, x, y), atol=1e-5)
-
-
-def test_an_untrained_module_has_the_tensors_of_the_package():
-  tabpfn()
-  config = oracle.parsed(oracle.SMALL)
-  module, variables = host.model()
-  assert isinstance(module, TabPFNV3)
-  assert module.config.softmax_temperature == 0.8
-  assert config.embed_dim == oracle.SMALL["embed_dim"]
-  assert all(bool(jnp.all(jnp.isfinite(x))) for x in jax.tree.leaves(variables))

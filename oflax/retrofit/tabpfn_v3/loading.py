@@ -141,12 +141,11 @@ def save(
       )
     array = np.asarray(given[name], np.float32)
     tensors[names.file_name(name)] = names.to_file(name, array)
-  config = dataclasses.asdict(module.config)
-  temperature = config.pop("softmax_temperature")
+  # Without an inference_config: the package takes none that is not complete,
+  # but ignores names of a config that it does not know.
   entries = {
     "architecture_name": files.ARCHITECTURE,
-    "config": config,
-    "inference_config": {_TEMPERATURE: temperature},
+    "config": dataclasses.asdict(module.config),
     **thresholds.entry(given, leaves),
   }
   files.write(path, tensors, entries)

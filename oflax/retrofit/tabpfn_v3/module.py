@@ -175,7 +175,7 @@ def _check_table(x: jax.Array, y: jax.Array) -> None:
   _checks.check_rank("y", y, 1, "[..., N]")
   if x.shape[:-2] != y.shape[:-1] or not 1 <= y.shape[-1] <= x.shape[-2]:
     raise ValueError(
-      "y must be [..., N] with the batch axes of x, [..., R, C], and N in [1, R],"
+      "y must be [..., N] with the batch axes of x, [..., R, C], and 1 ≤ N ≤ R,"
       f" got shapes {y.shape} and {x.shape}."
     )
   if x.shape[-1] == 0:

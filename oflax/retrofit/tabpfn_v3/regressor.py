@@ -105,7 +105,8 @@ class InContextRegressor(base.RegressorMixin, base.BaseEstimator):
 
   def predict(self, X: Any) -> np.ndarray:  # noqa: N803
     """The means of the predictive distributions, ``[M, C]`` to ``[M]``."""
-    return self._restored(self.distribution_.mean(self.predict_logits(X)))
+    logits = self.predict_logits(X)
+    return self._restored(self.distribution_.mean(logits))
 
   def predict_quantiles(
     self,
@@ -132,10 +133,10 @@ class InContextRegressor(base.RegressorMixin, base.BaseEstimator):
 
     In the units of the targets.
     """
+    logits = self.predict_logits(X)
     y = (np.asarray(y, np.float64) - self.mean_) / self.scale_
-    log_density = self.distribution_.log_density(
-      self.predict_logits(X), jnp.asarray(y, jnp.float32)
-    )
+    y = jnp.asarray(y, jnp.float32)
+    log_density = self.distribution_.log_density(logits, y)
     return np.asarray(log_density, np.float64) - np.log(self.scale_)
 
   def predict_logits(self, X: Any) -> jax.Array:  # noqa: N803
