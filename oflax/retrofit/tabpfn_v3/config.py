@@ -55,8 +55,8 @@ class V3Config:
     ValueError: A classifier, or a number that does not fit, named.
 
   Example:
-    >>> V3Config(num_buckets=100, embed_dim=24).row_dim
-    96
+    >>> V3Config(num_buckets=100, embed_dim=32).row_dim
+    128
 
   Reference: Prior Labs, TabPFN-3, arXiv 2605.13986.
   """

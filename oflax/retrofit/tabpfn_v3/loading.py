@@ -60,14 +60,14 @@ def load(
     ...   feat_agg_num_blocks=1,
     ...   feat_agg_num_heads=2,
     ... )
-    >>> x, y = jnp.ones((5, 3)), jnp.ones(4)
-    >>> variables = TabPFNV3(config).init(jax.random.key(0), x, y)
+    >>> init = jax.jit(TabPFNV3(config).init)
+    >>> variables = init(jax.random.key(0), jnp.ones((5, 3)), jnp.ones(4))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...   path = pathlib.Path(folder, "model.safetensors")
     ...   save(path, TabPFNV3(config), variables)
     ...   module, variables = load(path)
-    >>> module.apply(variables, x, y).shape
-    (1, 10)
+    >>> module.variant, module.config.embed_dim
+    ('host', 8)
 
   Reference: Prior Labs, TabPFN-3, arXiv 2605.13986. Weights carry a licence of
     their own.
@@ -119,7 +119,13 @@ def save(
   Example:
     >>> import jax, jax.numpy as jnp, pathlib, tempfile
     >>> from oflax.retrofit.tabpfn_v3 import TabPFNV3, V3Config
-    >>> config = V3Config(num_buckets=10, embed_dim=8, nlayers=1)
+    >>> config = V3Config(
+    ...   num_buckets=10,
+    ...   embed_dim=16,
+    ...   nlayers=1,
+    ...   dist_embed_num_blocks=1,
+    ...   feat_agg_num_blocks=1,
+    ... )
     >>> module = TabPFNV3(config)
     >>> init = jax.jit(module.init)
     >>> variables = init(jax.random.key(0), jnp.ones((5, 3)), jnp.ones(4))

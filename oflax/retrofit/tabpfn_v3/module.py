@@ -61,7 +61,8 @@ class TabPFNV3(Part):
     ... )
     >>> x, y = jnp.ones((5, 3)), jnp.ones(4)  # 4 train rows, 1 test row
     >>> module = TabPFNV3(config, "full")
-    >>> logits, variables = module.init_with_output(jax.random.key(0), x, y)
+    >>> init = jax.jit(module.init_with_output)
+    >>> logits, variables = init(jax.random.key(0), x, y)
     >>> logits.shape, sorted(variables)
     ((1, 10), ['calibration', 'constants', 'params'])
 
