@@ -22,18 +22,35 @@ def read(
     ImportError: The package safetensors is not installed.
     ValueError: The file is missing, truncated or not one that NumPy can hold.
   """
-  try:
-    import safetensors
-  except ImportError as error:
-    raise ImportError(
-      "reading weights needs safetensors: pip install 'oflax[retrofit]'"
-    ) from error
+  safetensors = _package()
   try:
     with safetensors.safe_open(path, framework="numpy") as file:
       tensors = {name: file.get_tensor(name) for name in file.keys()}
       return tensors, dict(file.metadata() or {})
   except (OSError, TypeError, safetensors.SafetensorError) as error:
     raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+def packed(
+  tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]
+) -> bytes:
+  """The content of a safetensors file.
+
+  Raises:
+    ImportError: The package safetensors is not installed.
+  """
+  content: bytes = _package().numpy.save(dict(tensors), dict(metadata))
+  return content
+
+
+def _package() -> Any:
+  try:
+    import safetensors.numpy
+  except ImportError as error:
+    raise ImportError(
+      "files of weights need safetensors: pip install 'oflax[retrofit]'"
+    ) from error
+  return safetensors
 
 
 class Taken:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-import safetensors
-from safetensors import numpy as safetensors_numpy
+
+from oflax.retrofit import _weights
 
 ARCHITECTURE = "tabpfn_v3"
 
@@ -72,7 +72,7 @@ def write(
   if path.suffix != ".safetensors":
     raise ValueError(f"path must end in .safetensors, got {path}.")
   metadata = {name: json.dumps(entry) for name, entry in entries.items()}
-  write_whole(path, safetensors_numpy.save(tensors, metadata=metadata))
+  write_whole(path, _weights.packed(tensors, metadata))
 
 
 def write_whole(path: pathlib.Path, content: bytes) -> None:
@@ -86,12 +86,7 @@ def write_whole(path: pathlib.Path, content: bytes) -> None:
 
 
 def _read_safetensors(path: pathlib.Path) -> Contents:
-  try:
-    with safetensors.safe_open(path, framework="numpy") as file:
-      metadata = file.metadata() or {}
-      tensors = {name: file.get_tensor(name) for name in file.keys()}
-  except (safetensors.SafetensorError, TypeError) as error:
-    raise ValueError(f"{path} is damaged or no such file: {error}") from error
+  tensors, metadata = _weights.read(path)
   try:
     entries = {name: json.loads(entry) for name, entry in metadata.items()}
   except json.JSONDecodeError as error:
