@@ -63,8 +63,9 @@ def block_sizes(operands: Operands) -> BlockSizes:
   per_head = max(1, rows * sources)
   # Samples first: to cut them moves nothing.
   samples = _divisor(batch, scores // per_head)
-  # One product of two matrices leaves a core idle more often than two do.
-  at_least = 2 if samples == 1 else 1
+  # One product of two matrices leaves a core idle more often than two do; but
+  # for long sequences two are more than any cache holds.
+  at_least = 2 if samples == 1 and 2 * per_head <= 4 * scores else 1
   some = max(scores // (samples * per_head), at_least)
   return BlockSizes(samples, _divisor(heads, some), rows)
 
