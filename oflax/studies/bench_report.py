@@ -317,11 +317,13 @@ def _plot(shown: list[Ratio], path: pathlib.Path) -> None:
   colours = ["tab:blue" if v >= 1 else "tab:orange" for v in values]
   axes.barh(places, values, color=colours, height=0.7)
   for place, ratio in zip(places, shown, strict=True):
-    axes.text(ratio.value, place, f" {ratio.value:.2f}", va="center", size=7)
-    if ratio.wanted:
-      x = float(ratio.wanted)
-      axes.plot([x, x], [place - 0.4, place + 0.4], color="black", lw=1.5)
+    aim = float(ratio.wanted or 0)
+    if aim:
+      axes.plot([aim, aim], [place - 0.4, place + 0.4], color="black", lw=1.5)
+    end = max(ratio.value, aim)
+    axes.text(end, place, f"  {ratio.value:.2f}", va="center", size=7)
   axes.axvline(1, color="grey", lw=0.8)
+  axes.margins(x=0.1, y=0.005)
   axes.set_yticks(places, [ratio.measure for ratio in shown], size=7)
   axes.set_xscale("log", base=2)
   axes.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
