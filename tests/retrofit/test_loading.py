@@ -253,11 +253,12 @@ def test_a_ckpt_is_read_by_torch_and_nothing_in_it_is_run(tmp_path, contents):
 
 @pytest.mark.parametrize("absent", ["safetensors", "sklearn"])
 def test_what_is_not_installed_is_named(absent):
-  command = f"import sys; sys.modules[{absent!r}] = None; import oflax.retrofit"
+  command = f"import sys; sys.modules[{absent!r}] = None"
+  command += "; import oflax.retrofit.tabpfn_v3"
   result = subprocess.run(
     [sys.executable, "-c", command], capture_output=True, text=True
   )
-  assert f"oflax.retrofit needs {absent}" in result.stderr
+  assert f"oflax.retrofit.tabpfn_v3 needs {absent}" in result.stderr
   assert "pip install 'oflax[retrofit]'" in result.stderr
 
 

@@ -4,6 +4,15 @@ A port from a description of the architecture of Prior Labs' TabPFN-3 (arXiv
 2605.13986). It ships no weights; those of others carry a licence of their own.
 """
 
+try:
+  import safetensors as _safetensors  # noqa: F401
+  import sklearn as _sklearn  # noqa: F401
+except ImportError as error:
+  raise ImportError(
+    f"oflax.retrofit.tabpfn_v3 needs {error.name}, which is not installed: pip"
+    " install 'oflax[retrofit]'."
+  ) from error
+
 from oflax.retrofit.tabpfn_v3.bar_distribution import BarDistribution
 from oflax.retrofit.tabpfn_v3.bar_distribution import default_borders
 from oflax.retrofit.tabpfn_v3.config import V3Config
