@@ -1,6 +1,6 @@
 """OAttention as it is defined, with all scores at hand.
 
-Heads come first here, ``[..., N, tokens, features]``, as the products want.
+Heads come before tokens here, and the sources last, as the products want.
 """
 
 import math

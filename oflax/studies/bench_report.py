@@ -177,12 +177,14 @@ def run(
   folder.mkdir(parents=True, exist_ok=True)
   rows = _read(folder, machine()) if resume else []
   done = {row.group for row in rows}
+  order = [name for name, _ in groups(gpu)]
   for name, make in groups(gpu):
     if only in name and name not in done:
       on_group(name)
       rows += bench.measure(
         name, make(), seconds=seconds, on_subject=on_subject
       )
+      rows.sort(key=lambda row: order.index(row.group))
       write(folder, rows, machine(), gpu)
   if not rows:
     raise ValueError(f"only must be part of a group's name, got {only!r}.")
