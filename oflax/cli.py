@@ -12,6 +12,7 @@ import typer
 
 RUNS = pathlib.Path("runs")
 STEPS = 1200
+PRETRAIN_STEPS = 15_000
 
 app = typer.Typer(
   help="oflax: a token that is a zero vector does not exist.",
@@ -95,6 +96,23 @@ def compare_digits(
   _open(folder, settings, resume)
   with _stoppable(folder):
     print(digits_compare.compare(folder, **settings))
+
+
+@app.command()
+def pretrain(
+  seed: Seed = 0,
+  steps: Steps = PRETRAIN_STEPS,
+  resume: Resume = False,
+  directory: Directory = None,
+) -> None:
+  """Pretrain v3-mini, a small TabPFN v3, on random tables."""
+  from oflax.studies import pretrain_report
+
+  folder = directory or RUNS / f"v3-mini-{seed}"
+  settings = {"seed": seed, "steps": steps}
+  _open(folder, settings, resume)
+  with _stoppable(folder):
+    pretrain_report.run(folder, resume=resume, **settings)
 
 
 @app.command()

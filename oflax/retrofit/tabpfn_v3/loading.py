@@ -103,6 +103,8 @@ def save(
   path: str | os.PathLike[str],
   module: TabPFNV3,
   variables: Mapping[str, Any],
+  *,
+  notes: Mapping[str, Any] | None = None,
 ) -> None:
   """Saves a model in the layout of TabPFN's own .safetensors files.
 
@@ -112,6 +114,8 @@ def save(
     path: The file, ending in .safetensors; written over if it exists.
     module: The module; its variant is not saved.
     variables: Its variables, "params" and "constants" and "calibration".
+    notes: Further entries of the header, such as where the weights come from;
+      `load` ignores them.
 
   Raises:
     ValueError: Another ending, or variables that are not those of `module`.
@@ -150,6 +154,7 @@ def save(
   # Without an inference_config: the package takes none that is not complete,
   # but ignores names of a config that it does not know.
   entries = {
+    **(notes or {}),
     "architecture_name": files.ARCHITECTURE,
     "config": dataclasses.asdict(module.config),
     **thresholds.entry(given, leaves),

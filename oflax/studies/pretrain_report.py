@@ -1,0 +1,181 @@
+"""What ``oflax pretrain`` prints and writes."""
+
+from collections.abc import Mapping
+import csv
+import json
+import os
+import pathlib
+import subprocess
+import time
+from typing import Any
+
+import jax
+import matplotlib
+
+matplotlib.use("Agg")
+
+from matplotlib import pyplot as plt
+import numpy as np
+
+from oflax import training
+from oflax.retrofit import tabpfn_v3
+from oflax.studies import pretrain
+
+WEIGHTS = "v3-mini.safetensors"
+SOURCE = "source.json"
+FILES = {
+  WEIGHTS: "the averaged weights",
+  "metrics.csv": "loss and squared error by step",
+  "curves.png": "both against steps",
+  "checkpoints/": "parameters, their average, optimizer state",
+}
+
+
+def run(
+  folder: pathlib.Path,
+  *,
+  seed: int = 0,
+  steps: int = pretrain.STEPS,
+  resume: bool = False,
+) -> dict[str, Any]:
+  """Trains, and writes weights, metrics and a figure.
+
+  Args:
+    folder: From `digits_report.open_folder`.
+    seed: Of everything random.
+    steps: Optimizer steps.
+    resume: Go on from the newest checkpoint.
+
+  Returns:
+    "valid_loss" and "valid_mse" of the averaged weights.
+  """
+  began = time.perf_counter()
+  source = folder / SOURCE
+  if not source.exists():
+    source.write_text(json.dumps({"commit": _commit(), "jax": jax.__version__}))
+  print(
+    f"v3-mini: {steps} steps of {pretrain.TABLES} tables of {pretrain.ROWS}"
+    f" rows, seed {seed}; it takes long to compile",
+    flush=True,
+  )
+  state = pretrain.train(
+    seed=seed,
+    steps=steps,
+    directory=folder,
+    resume=resume,
+    on_row=_Printer(steps),
+  )
+  write(folder, state, seed)
+  rows = [row for row in _rows(folder) if row["valid_mse"] == row["valid_mse"]]
+  seen = {name: rows[-1][name] for name in ("valid_loss", "valid_mse")}
+  print(f"loss {seen['valid_loss']:.3f}, squared error {seen['valid_mse']:.3f}")
+  print(f"\n{time.perf_counter() - began:.0f} s; written to {folder}")
+  for name, content in FILES.items():
+    print(f"  {name:20} {content}")
+  return seen
+
+
+def write(folder: pathlib.Path, state: training.TrainState, seed: int) -> None:
+  """Writes the averaged weights of a state, and the figure, to its folder.
+
+  Args:
+    folder: Of the run.
+    state: Trained, or on the way.
+    seed: Of the run.
+  """
+  notes = {"seed": seed, "steps": int(state.step)}
+  source = folder / SOURCE
+  if source.exists():
+    notes |= json.loads(source.read_text())
+  module = state.module
+  assert isinstance(module, tabpfn_v3.TabPFNV3)  # Says the type.
+  tabpfn_v3.save(
+    folder / WEIGHTS,
+    module,
+    pretrain.averaged_variables(state),
+    notes={"pretraining": notes},
+  )
+  _plot(_rows(folder), folder / "curves.png")
+
+
+class _Printer:
+  """Says how far a run is, now and then, where no progress bar can be."""
+
+  def __init__(self, steps: int):
+    self._steps = steps
+    self._first: tuple[int, float] | None = None
+
+  def __call__(self, step: int, row: Mapping[str, float]) -> None:
+    now = time.perf_counter()
+    first, began = self._first = self._first or (step, now)
+    if step % 100 or step == first:
+      return
+    speed = (step - first) / (now - began)
+    valid = ""
+    if row["valid_mse"] == row["valid_mse"]:
+      valid = (
+        f"; validation loss {row['valid_loss']:.4f},"
+        f" squared error {row['valid_mse']:.4f}"
+      )
+    left = (self._steps - step) / speed / 60
+    print(
+      f"step {step} of {self._steps}, {speed:.2f} steps/s, {left:.0f} min"
+      f" left{valid}",
+      flush=True,
+    )
+
+
+def _rows(folder: pathlib.Path) -> list[dict[str, float]]:
+  with (folder / "metrics.csv").open() as file:
+    return [
+      {name: float(value) for name, value in row.items()}
+      for row in csv.DictReader(file)
+    ]
+
+
+def _plot(
+  rows: list[dict[str, float]], path: str | os.PathLike[str], window: int = 20
+) -> None:
+  """Loss and squared error against steps, of batches and of the average."""
+  column = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+  known = np.isfinite(column["valid_loss"])
+  figure, panels = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+  labels = ("negative log density (nats)", "squared error / variance")
+  for axes, name, label in zip(panels, ("loss", "mse"), labels, strict=True):
+    size = min(window, len(rows))
+    mean = np.convolve(column[name], np.full(size, 1 / size), "valid")
+    axes.plot(
+      column["step"][size - 1 :],
+      mean,
+      color="tab:blue",
+      label=f"batches, mean of {size}",
+    )
+    axes.plot(
+      column["step"][known],
+      column[f"valid_{name}"][known],
+      color="tab:orange",
+      marker="." if np.sum(known) < 2 else None,
+      label="averaged weights, fixed tables",
+    )
+    axes.set(xlabel="step", ylabel=label)
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="0.92")
+  figure.savefig(path, dpi=150, facecolor="white")
+  plt.close(figure)
+
+
+def _commit() -> str | None:
+  """Of the checkout that this file is in, if it is in one."""
+  command = ["git", "rev-parse", "HEAD"]
+  try:
+    done = subprocess.run(
+      command,
+      cwd=pathlib.Path(__file__).parent,
+      capture_output=True,
+      text=True,
+      check=False,
+    )
+  except OSError:
+    return None
+  return done.stdout.strip() or None
