@@ -45,10 +45,10 @@ def latent(
   x = standardised(jnp.where(structural < 0.5, picked, factors))
   # What each column has of its own: from nothing to nearly all.
   low, high = jnp.sort(random.uniform(keys[7], (2,)))
-  own = low + (high - low) * random.uniform(keys[5], (columns + 1,))
+  own = low + (high - low) * random.uniform(keys[5], (1, columns + 1))
   own = jnp.where(structural < 0.5, 0.6 * own**2, own)
   # The target has noise to come, so little here.
-  own = own.at[-1].multiply(0.2)
+  own = own.at[:, -1].multiply(0.2)
   alone = random.normal(keys[6], x.shape)
   x = jnp.sqrt(1 - own) * x + jnp.sqrt(own) * alone
   x = standardised(x)
@@ -66,11 +66,11 @@ def observed(key: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     Two tables ``[R, C]``: the standardised causes, and the cells.
   """
   keys = random.split(key, 8)
-  columns = x.shape[1:]
+  columns = (1, x.shape[1])
   kind, mixed = random.uniform(keys[0], columns), random.uniform(keys[1])
   levelled = kind < jnp.where(mixed < 0.3, 0.0, mixed * 0.8)
   code, count = _codes(keys[2], x)
-  effect = random.normal(keys[3], (LEVELS, *columns))
+  effect = random.normal(keys[3], (LEVELS, x.shape[1]))
   effect = jnp.take_along_axis(effect, code, axis=0)
   nominal = random.bernoulli(keys[4], 0.35, columns) & (count > 2)
   by_level = standardised(jnp.where(nominal, effect, code))
@@ -97,7 +97,7 @@ def _roots(key: jax.Array, rows: int) -> jax.Array:
   roots = roots + jnp.where(clustered < 0.35, centers[cluster], 0)
   # The later factors count less, so that few or many matter.
   decay = random.uniform(keys[6], minval=0.4, maxval=1.0)
-  return roots * decay ** jnp.arange(FACTORS)
+  return roots * decay ** jnp.arange(FACTORS)[None]
 
 
 def _network(key: jax.Array, roots: jax.Array) -> jax.Array:
@@ -108,8 +108,8 @@ def _network(key: jax.Array, roots: jax.Array) -> jax.Array:
     weight_key, sparse_key, bias_key, kind_key, noise_key = random.split(key, 5)
     weights = random.normal(weight_key, (NODES, NODES))
     weights *= random.bernoulli(sparse_key, 0.25, weights.shape)
-    bias = 0.7 * random.normal(bias_key, (NODES,))
-    kind = random.randint(kind_key, (NODES,), 0, 6)
+    bias = 0.7 * random.normal(bias_key, (1, NODES))
+    kind = random.randint(kind_key, (1, NODES), 0, 6)
     h = activation(1.2 * standardised(h @ weights) + bias, kind)
     h = standardised(h) + 0.15 * random.normal(noise_key, h.shape)
     return h, h
@@ -125,24 +125,25 @@ def _copied(key: jax.Array, x: jax.Array, copied: jax.Array) -> jax.Array:
   columns = x.shape[1]
   index = random.randint(source, (columns,), 0, columns)
   near = x[:, index] + 0.15 * random.normal(noise, x.shape)
-  hit = random.bernoulli(which, 0.3, (columns,)) & copied
+  hit = random.bernoulli(which, 0.3, (1, columns)) & copied
   return jnp.where(hit, standardised(near), x)
 
 
 def _codes(key: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Levels 0, 1, … of each column, and how many it may have."""
   count_key, border_key = random.split(key)
-  spread = random.uniform(count_key, x.shape[1:]) ** 2
+  columns = (1, x.shape[1])
+  spread = random.uniform(count_key, columns) ** 2
   count = 2 + jnp.floor(spread * (LEVELS - 1)).astype(int)
-  borders = random.normal(border_key, (LEVELS - 1, 1, *x.shape[1:]))
-  used = jnp.arange(LEVELS - 1)[:, None, None] < count - 1
-  return jnp.sum((x > borders) & used, axis=0), count
+  borders = random.normal(border_key, (LEVELS - 1, *columns))
+  used = jnp.arange(LEVELS - 1)[:, None, None] < count[None] - 1
+  return jnp.sum((x[None] > borders) & used, axis=0), count
 
 
 def _warped(key: jax.Array, x: jax.Array) -> jax.Array:
   """Numeric columns as they are, or skewed, of heavy tails, even or rounded."""
   keys = random.split(key, 4)
-  columns = x.shape[1:]
+  columns = (1, x.shape[1])
   kind = random.uniform(keys[0], columns)
   strength = 0.3 + random.uniform(keys[1], columns)
   sign = jnp.where(random.bernoulli(keys[2], 0.25, columns), -1, 1)
@@ -170,7 +171,7 @@ def _one_hot(
     return cause, seen
   use_key, code_key = random.split(key)
   code, _ = _codes(code_key, x[:, None])
-  hot = (code == jnp.arange(width)).astype(x.dtype)
+  hot = (code == jnp.arange(width)[None]).astype(x.dtype)
   use = random.bernoulli(use_key, 0.25)
   both = (standardised(hot), hot)
   return tuple(  # type: ignore[return-value]

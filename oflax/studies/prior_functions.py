@@ -19,8 +19,8 @@ BIAS = (2.0, 1.4, 0.0, 0.6, 0.2, 0.5, 1.4)
 
 def standardised(x: jax.Array) -> jax.Array:
   """Mean 0 and variance 1 over rows, axis 0; what is constant becomes 0."""
-  x = x - jnp.mean(x, axis=0)
-  deviation = jnp.sqrt(jnp.mean(x**2, axis=0))
+  x = x - jnp.mean(x, axis=0, keepdims=True)
+  deviation = jnp.sqrt(jnp.mean(x**2, axis=0, keepdims=True))
   # Division by a deviation of 0, or one made of rounding errors.
   return jnp.where(deviation > 1e-4, x / jnp.maximum(deviation, 1e-4), 0)
 
@@ -74,9 +74,10 @@ def _linear(key: jax.Array, x: jax.Array, relevance: jax.Array) -> jax.Array:
 def _additive(key: jax.Array, x: jax.Array, relevance: jax.Array) -> jax.Array:
   """A sum of functions of one column each: steps, bends, waves."""
   weight_key, slope_key, shift_key, kind_key = random.split(key, 4)
-  slope = jnp.exp(0.8 * random.normal(slope_key, relevance.shape))
-  shift = random.normal(shift_key, relevance.shape)
-  kind = random.randint(kind_key, relevance.shape, 0, 6)
+  columns = (1, x.shape[1])
+  slope = jnp.exp(0.8 * random.normal(slope_key, columns))
+  shift = random.normal(shift_key, columns)
+  kind = random.randint(kind_key, columns, 0, 6)
   bent = standardised(activation(slope * (x - shift), kind))
   return bent @ (relevance * random.normal(weight_key, relevance.shape))
 
@@ -93,13 +94,13 @@ def _products(key: jax.Array, x: jax.Array, relevance: jax.Array) -> jax.Array:
 def _layers(key: jax.Array, x: jax.Array, relevance: jax.Array) -> jax.Array:
   """A network of two hidden layers, with functions of a kind or mixed."""
   keys = random.split(key, 8)
-  kinds = random.randint(keys[0], (2, HIDDEN), 0, 6)
+  kinds = random.randint(keys[0], (2, 1, HIDDEN), 0, 6)
   alike = random.bernoulli(keys[1], 0.7)
-  kinds = jnp.where(alike, kinds[:, :1], kinds)
+  kinds = jnp.where(alike, kinds[..., :1], kinds)
   scale = random.uniform(keys[2], minval=0.4, maxval=1.2)
-  h = x * relevance @ random.normal(keys[3], (x.shape[1], HIDDEN))
+  h = x * relevance[None] @ random.normal(keys[3], (x.shape[1], HIDDEN))
   for i in range(2):
-    bias = random.normal(keys[4 + i], (HIDDEN,))
+    bias = random.normal(keys[4 + i], (1, HIDDEN))
     h = activation(scale * standardised(h) + bias, kinds[i])
     if i == 0:
       h = h @ random.normal(keys[6], (HIDDEN, HIDDEN))
@@ -113,11 +114,11 @@ def _process(key: jax.Array, x: jax.Array, relevance: jax.Array) -> jax.Array:
   # Over the root of a chi-squared: those of a Matérn kernel.
   chi = jnp.mean(random.normal(keys[1], (3, WAVES)) ** 2, axis=0)
   rough = random.bernoulli(keys[2], 0.4)
-  frequency /= jnp.where(rough, jnp.sqrt(chi) + 0.1, 1)
+  frequency /= jnp.where(rough, jnp.sqrt(chi) + 0.1, 1)[None]
   scale = jnp.exp(random.uniform(keys[5], minval=-2.0, maxval=0.2))
   scale /= jnp.sqrt(jnp.sum(relevance**2))
-  phase = random.uniform(keys[3], (WAVES,), maxval=2 * jnp.pi)
-  waves = jnp.cos(x * relevance @ (scale * frequency) + phase)
+  phase = random.uniform(keys[3], (1, WAVES), maxval=2 * jnp.pi)
+  waves = jnp.cos(x * relevance[None] @ (scale * frequency) + phase)
   return waves @ random.normal(keys[4], (WAVES,))
 
 
@@ -126,14 +127,14 @@ def _trees(key: jax.Array, x: jax.Array, relevance: jax.Array) -> jax.Array:
   keys = random.split(key, 5)
   asked = random.categorical(keys[0], jnp.log(relevance), shape=(TREES, DEPTH))
   row = random.randint(keys[1], (TREES, DEPTH), 0, x.shape[0])
-  bits = x[:, asked] > x[row, asked]
+  bits = x[:, asked] > x[row, asked][None]
   # Of the deeper questions only some are asked.
   depth = random.randint(keys[2], (TREES, 1), 1, DEPTH + 1)
-  bits &= jnp.arange(DEPTH) < depth
-  leaf = jnp.sum(bits * 2 ** jnp.arange(DEPTH), axis=-1)
+  bits &= (jnp.arange(DEPTH)[None] < depth)[None]
+  leaf = jnp.sum(bits * 2 ** jnp.arange(DEPTH)[None, None], axis=-1)
   values = random.normal(keys[3], (TREES, 2**DEPTH))
   values *= jnp.exp(random.normal(keys[4], (TREES, 1)))
-  return jnp.sum(values[jnp.arange(TREES), leaf], axis=-1)
+  return jnp.sum(values[jnp.arange(TREES)[None], leaf], axis=-1)
 
 
 FAMILIES = (_linear, _additive, _products, _layers, _process, _trees)
