@@ -53,6 +53,20 @@ Directory = Annotated[
   typer.Option(file_okay=False, help="Run folder.", show_default="runs/…"),
 ]
 
+Output = Annotated[
+  pathlib.Path, typer.Option(file_okay=False, help="For what it writes.")
+]
+
+Checkpoint = Annotated[
+  pathlib.Path | None,
+  typer.Option(
+    exists=True,
+    dir_okay=False,
+    help="Weights of a TabPFN v3.",
+    show_default="the shipped v3-mini",
+  ),
+]
+
 # Every command imports what it needs, so that --help is quick.
 
 
@@ -113,6 +127,41 @@ def pretrain(
   _open(folder, settings, resume)
   with _stoppable(folder):
     pretrain_report.run(folder, resume=resume, **settings)
+
+
+@app.command()
+def ablate(directory: Output = RUNS / "ablation") -> None:
+  """Put null rows into three hosts, and look at them block by block."""
+  from oflax.studies import ablation_report
+
+  ablation_report.run(directory)
+
+
+@app.command()
+def retrofit(
+  checkpoint: Checkpoint = None,
+  directory: Output = RUNS / "retrofit",
+) -> None:
+  """Close a pretrained regressor without training, on real tables."""
+  from oflax.studies import retrofit_report
+
+  with _told():
+    retrofit_report.run(directory, checkpoint)
+
+
+@app.command()
+def reproduce(
+  checkpoint: Checkpoint = None,
+  minilm: Annotated[
+    bool, typer.Option("--minilm", help="Study MiniLM, too.")
+  ] = False,
+  directory: Output = RUNS / "report",
+) -> None:
+  """Run the studies of the paper, and report its claims beside them."""
+  from oflax.studies import reproduce as studies
+
+  with _told():
+    studies.run(directory, checkpoint=checkpoint, with_minilm=minilm)
 
 
 @app.command()
@@ -220,6 +269,15 @@ def _open(folder: pathlib.Path, settings: dict[str, Any], resume: bool) -> None:
   try:
     digits_report.open_folder(folder, settings, resume=resume)
   except ValueError as error:
+    raise typer.BadParameter(str(error)) from None
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+  """What is wrong with a file, or not installed, in a line."""
+  try:
+    yield
+  except (ImportError, ValueError) as error:
     raise typer.BadParameter(str(error)) from None
 
 

@@ -320,10 +320,10 @@ class OTransformer(_Fields):
         split_rngs={"params": True, "dropout": True},
         length=self.num_layers,
         metadata_params={nn.PARTITION_NAME: "layers"},
-      )(self._block("blocks"), h, None)
+      )(self.block("blocks"), h, None)
     else:
       for i in range(self.num_layers):
-        h = apply_block(self._block(f"block_{i}"), h)
+        h = apply_block(self.block(f"block_{i}"), h)
     return self.make_norm("final_norm")(h) if self.final_norm else h
 
   def _on_present(
@@ -365,7 +365,9 @@ class OTransformer(_Fields):
     place = jnp.broadcast_to(jnp.arange(tokens[-1]), tokens)
     return _compaction.compacted(run)(carriers, place, positions, segments)
 
-  def _block(self, name: str) -> OBlock:
+  @nn.nowrap
+  def block(self, name: str | None = None) -> OBlock:
+    """A block of the stack: a part of it inside its call, else on its own."""
     return OBlock(
       num_heads=self.num_heads,
       mlp_dim=self.mlp_dim,

@@ -5,14 +5,11 @@ import csv
 import os
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
 import jax
 from matplotlib import pyplot as plt
 import numpy as np
 
+from oflax.studies import figures
 from oflax.studies.digits_model import SIDE
 
 PathLike = str | os.PathLike[str]
@@ -52,8 +49,8 @@ def plot_curves(metrics: PathLike, path: PathLike) -> None:
   right.legend(frameon=False, loc="lower right")
   for axes in (left, right):
     axes.set(xlabel="step")
-    _lighten(axes)
-  _save(figure, path)
+    figures.lighten(axes)
+  figures.save(figure, path)
 
 
 def plot_presence(
@@ -84,7 +81,7 @@ def plot_presence(
       if row == 0:
         axes.set_title(name, fontsize=9)
   figure.colorbar(shown, ax=grid, label="presence", shrink=0.8)
-  _save(figure, path)
+  figures.save(figure, path)
 
 
 def plot_ink(accuracy: Mapping[float, float], path: PathLike) -> None:
@@ -105,16 +102,5 @@ def plot_ink(accuracy: Mapping[float, float], path: PathLike) -> None:
     ylabel="test accuracy (%)",
     ylim=(0, 102),
   )
-  _lighten(axes)
-  _save(figure, path)
-
-
-def _lighten(axes: plt.Axes) -> None:
-  axes.spines[["top", "right"]].set_visible(False)
-  axes.grid(color="0.92")
-  axes.set_axisbelow(True)
-
-
-def _save(figure: plt.Figure, path: PathLike) -> None:
-  figure.savefig(path, dpi=150, facecolor="white")
-  plt.close(figure)
+  figures.lighten(axes)
+  figures.save(figure, path)

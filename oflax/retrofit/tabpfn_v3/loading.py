@@ -4,6 +4,7 @@ from collections.abc import Mapping
 import dataclasses
 import functools
 import os
+import pathlib
 from typing import Any
 
 from flax import traverse_util
@@ -20,11 +21,12 @@ from oflax.retrofit.tabpfn_v3.blocks import VARIANTS
 from oflax.retrofit.tabpfn_v3.config import V3Config
 from oflax.retrofit.tabpfn_v3.module import TabPFNV3
 
+MINI = pathlib.Path(__file__).with_name("v3-mini.safetensors")
 _TEMPERATURE = "SOFTMAX_TEMPERATURE"
 
 
 def load(
-  path: str | os.PathLike[str], variant: str = "host"
+  path: str | os.PathLike[str] | None = None, variant: str = "host"
 ) -> tuple[TabPFNV3, dict[str, Any]]:
   """Loads a model from a file of TabPFN's, or of `save`.
 
@@ -37,7 +39,9 @@ def load(
   folder may be written to. With "host" they are as the file has them, or 1.
 
   Args:
-    path: A .safetensors file; or a .ckpt, if PyTorch is installed.
+    path: A .safetensors file; or a .ckpt, if PyTorch is installed. None:
+      v3-mini, a small model that this project trained (``oflax pretrain``) and
+      ships.
     variant: "host", "attention" or "full".
 
   Returns:
@@ -73,6 +77,7 @@ def load(
     their own.
   """
   _checks.check_choice("variant", variant, VARIANTS)
+  path = MINI if path is None else path
   contents = files.read(path)
   module = TabPFNV3(_config(path, contents.entries), variant)
   flat = {}
