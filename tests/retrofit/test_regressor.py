@@ -1,5 +1,8 @@
 """The regressor is one of scikit-learn's, and knows no units."""
 
+import itertools
+
+import jax
 import numpy as np
 import pytest
 from sklearn import base
@@ -8,6 +11,7 @@ from sklearn import pipeline
 from sklearn import preprocessing
 
 from oflax.retrofit.tabpfn_v3 import InContextRegressor
+from oflax.retrofit.tabpfn_v3 import regressor as regressor_module
 from tests.retrofit import host
 from tests.retrofit import oracle
 
@@ -62,6 +66,58 @@ def test_a_row_is_predicted_alike_in_any_company(regressor, data):
   assert regressor.predict(x[:0]).shape == (0,)
 
 
+def test_one_permutation_is_the_network_to_the_bit(regressor, data):
+  module, variables = host.model()
+  padding = np.zeros((regressor_module.FEWEST_ROWS - 8, 3), np.float32)
+  table = np.concatenate([data[0], padding])
+  logits = regressor_module._apply(module, variables, table, regressor.y_)
+  want = logits[:8] / module.config.softmax_temperature
+  np.testing.assert_array_equal(regressor.predict_logits(data[0][16:]), want)
+
+
+def test_permutations_average_probabilities(data):
+  x, y = data
+  model = InContextRegressor(host.model(), permutations=6)
+  model.fit(x[:16], y[:16])
+  orders = regressor_module.column_orders(3, 6)
+  assert orders[0] == (0, 1, 2)
+  mass, means, density = [], [], []
+  for order in map(list, orders):
+    alone = InContextRegressor(host.model()).fit(x[:16][:, order], y[:16])
+    rest = x[16:][:, order]
+    mass.append(jax.nn.softmax(alone.predict_logits(rest)))
+    means.append(alone.predict(rest))
+    density.append(np.exp(alone.log_density(rest, y[16:])))
+  assert np.ptp([m[0] for m in means]) > 1e-3
+  logits = model.predict_logits(x[16:])
+  np.testing.assert_allclose(np.exp(logits), np.mean(mass, 0), atol=1e-6)
+  np.testing.assert_allclose(
+    model.predict(x[16:]), np.mean(means, 0), rtol=1e-5
+  )
+  got = model.log_density(x[16:], y[16:])
+  np.testing.assert_allclose(got, np.log(np.mean(density, 0)), atol=1e-4)
+  quantiles = model.predict_quantiles(x[16:])
+  assert np.all(np.diff(quantiles, axis=1) > 0)
+
+
+def test_of_few_columns_there_are_few_orders():
+  orders = regressor_module.column_orders(3, 6)
+  assert sorted(orders) == sorted(itertools.permutations(range(3)))
+  assert regressor_module.column_orders(3, 99) == orders
+  more = regressor_module.column_orders(9, 8)
+  assert len(set(more)) == 8
+  assert regressor_module.column_orders(9, 4) == more[:4]
+  assert regressor_module.column_orders(1, 4) == [(0,)]
+
+
+def test_all_orders_together_forget_the_order(data):
+  x, y = data
+  model = InContextRegressor(host.model(), permutations=6)
+  want = model.fit(x[:16], y[:16]).predict(x[16:])
+  got = model.fit(x[:16, [2, 0, 1]], y[:16]).predict(x[16:, [2, 0, 1]])
+  np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
 def test_it_works_with_the_tools_of_scikit_learn(data):
   model = InContextRegressor(host.model(), softmax_temperature=1.0)
   again = base.clone(model)
@@ -93,6 +149,10 @@ def test_constant_targets_and_one_row_are_predicted(data):
     (
       lambda m, x, y: m.set_params(softmax_temperature=0.0).fit(x, y),
       r"softmax_temperature must be positive .* got 0\.0",
+    ),
+    (
+      lambda m, x, y: m.set_params(permutations=0).fit(x, y),
+      "permutations must be a whole number of at least 1, got 0",
     ),
     (
       lambda m, x, y: InContextRegressor(host.FILE).predict(x),

@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from collections.abc import Sequence
 import functools
+import math
 import os
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.scipy import special
 import numpy as np
 from sklearn import base
 from sklearn.utils import validation
@@ -34,6 +36,9 @@ class InContextRegressor(base.RegressorMixin, base.BaseEstimator):
       for a file.
     softmax_temperature: By which the logits are divided; None: as the model's
       configuration says.
+    permutations: The network depends on the order of the columns. Its
+      distributions are averaged over as many orders: the one given, and
+      others, always the same; of few columns no more than there are.
 
   Raises:
     ValueError: At `fit` or `predict`: data that do not fit.
@@ -66,10 +71,12 @@ class InContextRegressor(base.RegressorMixin, base.BaseEstimator):
     model: str | os.PathLike[str] | tuple[TabPFNV3, Mapping[str, Any]],
     variant: str | None = None,
     softmax_temperature: float | None = None,
+    permutations: int = 1,
   ):
     self.model = model
     self.variant = variant
     self.softmax_temperature = softmax_temperature
+    self.permutations = permutations
 
   def fit(self, X: Any, y: Any) -> "InContextRegressor":  # noqa: N803
     """Keeps the training data.
@@ -94,6 +101,7 @@ class InContextRegressor(base.RegressorMixin, base.BaseEstimator):
       )
     if self.softmax_temperature is not None:
       _checks.check_positive("softmax_temperature", self.softmax_temperature)
+    _checks.check_at_least("permutations", self.permutations, 1)
     self.module_, self.variables_ = self._loaded()
     borders = self.variables_["constants"]["borders"]
     self.distribution_ = BarDistribution(borders)
@@ -146,7 +154,8 @@ class InContextRegressor(base.RegressorMixin, base.BaseEstimator):
       X: Features, ``[M, C]``.
 
     Returns:
-      ``[M, buckets]``.
+      ``[M, buckets]``; with more than one order of columns the logarithms
+      of the averaged probabilities.
     """
     validation.check_is_fitted(self)
     x = _features(X)
@@ -163,8 +172,15 @@ class InContextRegressor(base.RegressorMixin, base.BaseEstimator):
       rows *= 2
     padding = np.zeros((rows - len(x), x.shape[1]), np.float32)
     table = np.concatenate([self.x_, x, padding])
-    logits = _apply(self.module_, self.variables_, table, self.y_)
-    return logits[: len(x)] / temperature
+    orders = column_orders(x.shape[1], self.permutations)
+    if len(orders) == 1:
+      logits = _apply(self.module_, self.variables_, table, self.y_)
+      return logits[: len(x)] / temperature
+    tables = np.stack([table[:, order] for order in orders])
+    y = np.broadcast_to(self.y_, (len(orders), len(self.y_)))
+    logits = _apply(self.module_, self.variables_, tables, y)
+    log_mass = jax.nn.log_softmax(logits[:, : len(x)] / temperature, axis=-1)
+    return special.logsumexp(log_mass, axis=0) - math.log(len(orders))
 
   def _loaded(self) -> tuple[TabPFNV3, Mapping[str, Any]]:
     if isinstance(self.model, str | os.PathLike):
@@ -180,6 +196,29 @@ class InContextRegressor(base.RegressorMixin, base.BaseEstimator):
     tags = super().__sklearn_tags__()
     tags.input_tags.allow_nan = True
     return tags
+
+
+def column_orders(columns: int, count: int) -> list[tuple[int, ...]]:
+  """Different orders of columns: the one given first, then random ones.
+
+  Args:
+    columns: How many there are.
+    count: How many orders, where there are as many; more begin with the same.
+
+  Returns:
+    Each a permutation of ``range(columns)``.
+
+  Example:
+    >>> sorted(column_orders(2, 5))
+    [(0, 1), (1, 0)]
+
+  Reference: None.
+  """
+  rng = np.random.default_rng(0)
+  orders = {tuple(range(columns)): None}
+  while len(orders) < min(count, math.factorial(columns)):
+    orders[tuple(rng.permutation(columns).tolist())] = None
+  return list(orders)
 
 
 @functools.partial(jax.jit, static_argnums=0)
