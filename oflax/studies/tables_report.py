@@ -1,0 +1,211 @@
+"""What the comparison on real tables prints and writes.
+
+``python -m oflax.studies.tables_report`` prints what the standard regressors
+reach: the bar for the in-context one.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+import dataclasses
+import json
+import os
+import pathlib
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+from matplotlib import pyplot as plt
+from matplotlib import ticker
+import numpy as np
+from rich import console
+from rich import progress
+from rich import table as rich_tables
+import sklearn
+
+from oflax.studies import tables
+from oflax.studies import tables_compare
+from oflax.studies import tables_scores
+from oflax.studies.tables_compare import Case
+
+PathLike = str | os.PathLike[str]
+_TICKS = (0.2, 0.3, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0)
+
+
+def run(
+  factory: Callable[[], Any] | None = None,
+  names: Sequence[str] = tables.NAMES,
+  seeds: Sequence[int] = tables.SEEDS,
+) -> list[Case]:
+  """The whole comparison, with a progress bar; prints its tables.
+
+  Args:
+    factory: Makes the in-context regressor, as for `tables_compare.compare`;
+      None: the standard ones alone.
+    names: Of the tables.
+    seeds: Of the splits.
+
+  Returns:
+    The cases.
+  """
+  with progress.Progress() as bar:
+    task = bar.add_task("reading", total=len(names) * len(seeds))
+
+    def on_case(name: str) -> None:
+      bar.update(task, advance=1, description=name)
+
+    cases = tables_compare.compare(factory, names, seeds, on_case)
+  show(cases)
+  return cases
+
+
+def show(cases: Sequence[Case]) -> None:
+  """Prints the errors, and the ratios if there are any."""
+  printer = console.Console()
+  printer.print(errors_table(cases))
+  if tables_scores.ratios(cases):
+    printer.print(ratios_table(cases))
+
+
+def errors_table(cases: Sequence[Case]) -> rich_tables.Table:
+  """A row for each case, the smallest error bold; then the means."""
+  subjects = list(cases[0].errors)
+  result = rich_tables.Table(
+    title="RMSE / standard deviation of the training targets"
+  )
+  result.add_column("table")
+  for name in ("seed", "rows", "columns", *subjects):
+    result.add_column(name, justify="right")
+  for case in cases:
+    least = min(case.errors.values())
+    result.add_row(
+      case.table,
+      str(case.seed),
+      f"{case.train} + {case.test}",
+      str(case.columns),
+      *(_number(case.errors[s], case.errors[s] == least) for s in subjects),
+      end_section=case is cases[-1],
+    )
+  found = tables_scores.means(cases)
+  for kind in ("arithmetic", "geometric"):
+    values = [getattr(mean, kind) for mean in found]
+    cells = [_number(value, value == min(values)) for value in values]
+    result.add_row(f"{kind} mean", "", "", "", *cells)
+  return result
+
+
+def ratios_table(cases: Sequence[Case]) -> rich_tables.Table:
+  """The in-context regressor against each of the others."""
+  result = rich_tables.Table(
+    "RMSE, in context over",
+    "geometric mean",
+    "95 % interval",
+    "better",
+    title="Ratios; the interval is a bootstrap over tables",
+  )
+  for ratio in tables_scores.ratios(cases):
+    result.add_row(
+      ratio.baseline,
+      f"{ratio.mean:.3f}",
+      f"{ratio.low:.3f} to {ratio.high:.3f}",
+      f"{ratio.better} of {ratio.cases}",
+    )
+  return result
+
+
+def write(cases: Sequence[Case], path: PathLike) -> None:
+  """Writes cases, means, ratios and versions as JSON.
+
+  Args:
+    cases: As `tables_compare.compare` returns them.
+    path: Of the file.
+  """
+  content = {
+    "versions": {"numpy": np.__version__, "scikit-learn": sklearn.__version__},
+    "means": [dataclasses.asdict(m) for m in tables_scores.means(cases)],
+    "ratios": [dataclasses.asdict(r) for r in tables_scores.ratios(cases)],
+    "cases": [dataclasses.asdict(case) for case in cases],
+  }
+  pathlib.Path(path).write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+
+
+def read(path: PathLike) -> list[Case]:
+  """The cases that `write` wrote."""
+  content = json.loads(pathlib.Path(path).read_text("utf-8"))
+  return [Case(**case) for case in content["cases"]]
+
+
+def plot(cases: Sequence[Case], path: PathLike) -> None:
+  """The ratios of every table, a small dot for each seed.
+
+  Args:
+    cases: With the in-context regressor.
+    path: Of the figure.
+
+  Raises:
+    ValueError: The in-context regressor was not there.
+  """
+  found = tables_scores.ratios(cases)
+  if not found:
+    raise ValueError(
+      f"cases must have errors of {tables_compare.IN_CONTEXT!r}, got"
+      f" {list(cases[0].errors)}."
+    )
+  names = list(dict.fromkeys(case.table for case in cases))
+  figure, axes = plt.subplots(
+    figsize=(7, 0.32 * len(names) + 1.4), layout="constrained"
+  )
+  for i, ratio in enumerate(found):
+    colour, shift = f"C{i}", 0.22 * (i - (len(found) - 1) / 2)
+    interval = f"{ratio.low:.2f} to {ratio.high:.2f}"
+    label = f"{ratio.baseline}: {ratio.mean:.2f} ({interval})"
+    for row, name in enumerate(names):
+      values = np.array(
+        [
+          case.errors[tables_compare.IN_CONTEXT] / case.errors[ratio.baseline]
+          for case in cases
+          if case.table == name
+        ]
+      )
+      height = np.full(len(values), row + shift)
+      axes.plot(values, height, ".", color=colour, alpha=0.4, markersize=4)
+      mean = np.exp(np.mean(np.log(values)))
+      axes.plot(mean, row + shift, "o", color=colour, label=label, markersize=5)
+      label = ""
+  _finish(axes, names)
+  figure.savefig(path, dpi=150, facecolor="white")
+  plt.close(figure)
+
+
+def _finish(axes: plt.Axes, names: Sequence[str]) -> None:
+  axes.axvline(1, color="gray", linewidth=1)
+  axes.set_yticks(range(len(names)), names)
+  axes.set(
+    xscale="log",
+    xlabel="RMSE of the in-context regressor over that of the other",
+    ylim=(len(names) - 0.5, -0.5),
+  )
+  axes.xaxis.set_major_locator(ticker.FixedLocator(_TICKS))
+  axes.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
+  axes.xaxis.set_minor_locator(ticker.NullLocator())
+  axes.spines[["top", "right"]].set_visible(False)
+  axes.grid(color="0.92")
+  axes.set_axisbelow(True)
+  axes.legend(
+    title="geometric mean (95 % interval)",
+    frameon=False,
+    loc="lower center",
+    bbox_to_anchor=(0.5, 1),
+    ncols=3,
+    fontsize=8,
+    title_fontsize=8,
+  )
+
+
+def _number(value: float, best: bool) -> str:
+  return f"[bold]{value:.3f}[/bold]" if best else f"{value:.3f}"
+
+
+if __name__ == "__main__":
+  run()

@@ -1,0 +1,138 @@
+"""Errors over all cases of the comparison on real tables, and their ratios."""
+
+from collections.abc import Sequence
+import dataclasses
+
+import numpy as np
+
+from oflax.studies.tables_compare import IN_CONTEXT
+from oflax.studies.tables_compare import Case
+
+RESAMPLES = 10_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Mean:
+  """The error of one regressor over all cases.
+
+  Attributes:
+    regressor: Its name.
+    arithmetic: Mean.
+    geometric: Mean.
+  """
+
+  regressor: str
+  arithmetic: float
+  geometric: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Ratio:
+  """The in-context regressor's error over a standard one's.
+
+  Attributes:
+    baseline: Name of the standard one.
+    mean: Geometric mean over all cases; below 1: the in-context one errs less.
+    low: Lower end of its 95 % interval, from a bootstrap over tables.
+    high: Upper end.
+    better: Cases in which the in-context one errs less.
+    cases: Of so many.
+  """
+
+  baseline: str
+  mean: float
+  low: float
+  high: float
+  better: int
+  cases: int
+
+
+def means(cases: Sequence[Case]) -> list[Mean]:
+  """The mean errors of every regressor.
+
+  Args:
+    cases: As `tables_compare.compare` returns them.
+
+  Returns:
+    One for each regressor, in the order of the cases' errors.
+
+  Raises:
+    ValueError: There is no case.
+
+  Example:
+    >>> case = Case("iris", 0, 100, 50, columns=3, errors={"ridge": 0.25})
+    >>> means([case])
+    [Mean(regressor='ridge', arithmetic=0.25, geometric=0.25)]
+
+  Reference: None.
+  """
+  found = []
+  for subject in _subjects(cases):
+    errors = np.array([case.errors[subject] for case in cases])
+    geometric = np.exp(np.mean(np.log(errors)))
+    found.append(Mean(subject, float(np.mean(errors)), float(geometric)))
+  return found
+
+
+def ratios(cases: Sequence[Case]) -> list[Ratio]:
+  """The in-context regressor against each of the others.
+
+  Args:
+    cases: As `tables_compare.compare` returns them.
+
+  Returns:
+    One for each other regressor; none if the in-context one was not there.
+
+  Raises:
+    ValueError: There is no case.
+
+  Example:
+    >>> errors = {"in context": 0.5, "ridge": 0.6}
+    >>> case = Case("iris", 0, train=100, test=50, columns=3, errors=errors)
+    >>> [ratio] = ratios([case])
+    >>> ratio.mean, ratio.better, ratio.cases
+    (0.833, 1, 1)
+
+  Reference: Efron & Tibshirani 1993.
+  """
+  subjects = _subjects(cases)
+  if IN_CONTEXT not in subjects:
+    return []
+  found = []
+  of = np.array([case.table for case in cases])
+  for baseline in subjects:
+    if baseline == IN_CONTEXT:
+      continue
+    logs = np.array(
+      [np.log(c.errors[IN_CONTEXT] / c.errors[baseline]) for c in cases]
+    )
+    by_table = [logs[of == name] for name in dict.fromkeys(of)]
+    low, high = _interval(by_table)
+    found.append(
+      Ratio(
+        baseline,
+        float(np.exp(np.mean(logs))),
+        float(np.exp(low)),
+        float(np.exp(high)),
+        int(np.sum(logs < 0)),
+        len(cases),
+      )
+    )
+  return found
+
+
+def _subjects(cases: Sequence[Case]) -> list[str]:
+  if not cases:
+    raise ValueError(f"cases must have one at least, got {cases!r}.")
+  return list(cases[0].errors)
+
+
+def _interval(groups: Sequence[np.ndarray]) -> tuple[float, float]:
+  """95 % interval of the mean of all values, resampling whole groups."""
+  draws = np.random.default_rng(0).multinomial(
+    len(groups), np.full(len(groups), 1 / len(groups)), size=RESAMPLES
+  )
+  sums = draws @ np.array([np.sum(group) for group in groups])
+  counts = draws @ np.array([len(group) for group in groups])
+  low, high = np.quantile(sums / counts, (0.025, 0.975))
+  return float(low), float(high)
