@@ -130,6 +130,18 @@ def pretrain(
 
 
 @app.command()
+def compare_tables(
+  checkpoint: Checkpoint = None,
+  directory: Output = RUNS / "compare-tables",
+) -> None:
+  """Compare v3-mini with standard regressors on real tables."""
+  from oflax.studies import tables_report
+
+  with _told():
+    tables_report.compare(directory, checkpoint)
+
+
+@app.command()
 def ablate(directory: Output = RUNS / "ablation") -> None:
   """Put null rows into three hosts, and look at them block by block."""
   from oflax.studies import ablation_report

@@ -10,15 +10,12 @@ import time
 from typing import Any
 
 import jax
-import matplotlib
-
-matplotlib.use("Agg")
-
 from matplotlib import pyplot as plt
 import numpy as np
 
 from oflax import training
 from oflax.retrofit import tabpfn_v3
+from oflax.studies import figures
 from oflax.studies import pretrain
 
 WEIGHTS = "v3-mini.safetensors"
@@ -159,10 +156,8 @@ def _plot(
     )
     axes.set(xlabel="step", ylabel=label)
     axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color="0.92")
-  figure.savefig(path, dpi=150, facecolor="white")
-  plt.close(figure)
+    figures.lighten(axes)
+  figures.save(figure, path)
 
 
 def _commit() -> str | None:

@@ -12,10 +12,6 @@ import os
 import pathlib
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
 from matplotlib import pyplot as plt
 from matplotlib import ticker
 import numpy as np
@@ -24,6 +20,8 @@ from rich import progress
 from rich import table as rich_tables
 import sklearn
 
+from oflax.retrofit import tabpfn_v3
+from oflax.studies import figures
 from oflax.studies import tables
 from oflax.studies import tables_compare
 from oflax.studies import tables_scores
@@ -31,6 +29,39 @@ from oflax.studies.tables_compare import Case
 
 PathLike = str | os.PathLike[str]
 _TICKS = (0.2, 0.3, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0)
+
+
+# Orders of the columns that the in-context regressor averages over.
+PERMUTATIONS = 4
+FILES = {
+  "tables.json": "every number",
+  "tables.png": "ratios of errors, table by table",
+}
+
+
+def compare(
+  folder: pathlib.Path, checkpoint: pathlib.Path | None = None
+) -> list[Case]:
+  """Compares a TabPFN v3 with standard regressors; prints, and writes files.
+
+  Args:
+    folder: For the files; made if it is not there.
+    checkpoint: Its weights; None: the shipped v3-mini.
+
+  Returns:
+    The cases.
+  """
+  model = tabpfn_v3.load(checkpoint)
+  cases = run(
+    lambda: tabpfn_v3.InContextRegressor(model, permutations=PERMUTATIONS)
+  )
+  folder.mkdir(parents=True, exist_ok=True)
+  write(cases, folder / "tables.json")
+  plot(cases, folder / "tables.png")
+  print(f"Written to {folder}:")
+  for file, content in FILES.items():
+    print(f"  {file:16} {content}")
+  return cases
 
 
 def run(
@@ -174,8 +205,7 @@ def plot(cases: Sequence[Case], path: PathLike) -> None:
       axes.plot(mean, row + shift, "o", color=colour, label=label, markersize=5)
       label = ""
   _finish(axes, names)
-  figure.savefig(path, dpi=150, facecolor="white")
-  plt.close(figure)
+  figures.save(figure, path)
 
 
 def _finish(axes: plt.Axes, names: Sequence[str]) -> None:
@@ -189,9 +219,7 @@ def _finish(axes: plt.Axes, names: Sequence[str]) -> None:
   axes.xaxis.set_major_locator(ticker.FixedLocator(_TICKS))
   axes.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
   axes.xaxis.set_minor_locator(ticker.NullLocator())
-  axes.spines[["top", "right"]].set_visible(False)
-  axes.grid(color="0.92")
-  axes.set_axisbelow(True)
+  figures.lighten(axes)
   axes.legend(
     title="geometric mean (95 % interval)",
     frameon=False,
