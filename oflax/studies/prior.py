@@ -117,7 +117,7 @@ def _warped(key: jax.Array, y: jax.Array) -> jax.Array:
   grown = jnp.exp(power * jnp.clip(y, -3.5, 3.5))
   tailed = jnp.sign(y) * jnp.abs(y) ** (1 + power / 2)
   uniform = special.ndtr((0.6 + power) * y)
-  steps = jnp.exp(jnp.log(1.0) + jnp.log(12.0) * level)
+  steps = jnp.exp(jnp.log(12.0) * level)
   bent = jnp.select(
     [kind < 0.25, kind < 0.32, kind < 0.39, kind < 0.44],
     [grown, tailed, uniform, jnp.maximum(y, 1.5 * cut - 1.5)],
@@ -131,7 +131,7 @@ def _warped(key: jax.Array, y: jax.Array) -> jax.Array:
 def _with_missing(key: jax.Array, x: jax.Array) -> jax.Array:
   """Some cells of some columns are NaN, whatever their values."""
   column_key, share_key, cell_key = random.split(key, 3)
-  columns = x.shape[1:]
+  columns = (1, x.shape[1])
   hit = random.bernoulli(column_key, MISSING_COLUMNS, columns)
   share = MISSING_CELLS * random.uniform(share_key, columns) * hit
   return jnp.where(random.uniform(cell_key, x.shape) < share, jnp.nan, x)

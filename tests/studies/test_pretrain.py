@@ -1,0 +1,146 @@
+"""Pretraining: stopped or not the result is one, and its file loads."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from oflax.retrofit import tabpfn_v3
+from oflax.retrofit.tabpfn_v3 import files
+from oflax.studies import pretrain
+from oflax.studies import pretrain_optimizer
+from oflax.studies import pretrain_report
+from oflax.studies import prior
+
+CONFIG = dataclasses.replace(
+  pretrain.CONFIG,
+  num_buckets=10,
+  embed_dim=8,
+  nlayers=1,
+  dist_embed_num_blocks=1,
+  dist_embed_num_heads=2,
+  dist_embed_num_inducing_points=4,
+  feat_agg_num_blocks=1,
+  feat_agg_num_heads=2,
+  feat_agg_num_cls_tokens=2,
+  icl_num_heads=2,
+)
+STEPS = 5
+
+
+class StopError(Exception):
+  pass
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small():
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(pretrain, "TABLES", 2)
+    patch.setattr(pretrain, "ROWS", 12)
+    patch.setattr(pretrain, "CHECKPOINT_EVERY", 2)
+    patch.setattr(pretrain, "LOG_EVERY", 1)
+    patch.setattr(pretrain, "VALID_EVERY", 2)
+    patch.setattr(pretrain, "VALID_TABLES", 2)
+    patch.setattr(pretrain, "VALID_SHAPE", (3, 8))
+    yield
+
+
+def train(folder, resume=False, on_row=None):
+  return pretrain.train(
+    steps=STEPS,
+    directory=folder,
+    resume=resume,
+    config=CONFIG,
+    shapes=[(3, 8)],
+    on_row=on_row,
+  )
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("unbroken")
+  return folder, train(folder)
+
+
+def test_a_stopped_run_resumes_bit_for_bit(tmp_path, unbroken):
+  def stop(step, row):
+    if step == 3:
+      raise StopError
+
+  with pytest.raises(StopError):
+    train(tmp_path, on_row=stop)
+  state = train(tmp_path, resume=True)
+  folder, expected = unbroken
+  for x, y in zip(
+    jax.tree.leaves((state.variables, state.opt_state)),
+    jax.tree.leaves((expected.variables, expected.opt_state)),
+    strict=True,
+  ):
+    np.testing.assert_array_equal(x, y)
+  written = [f / "metrics.csv" for f in (tmp_path, folder)]
+  assert written[0].read_text() == written[1].read_text()
+
+
+def test_the_average_is_validated_now_and_then(unbroken):
+  rows = pretrain_report._rows(unbroken[0])
+  assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+  known = [row["step"] for row in rows if np.isfinite(row["valid_loss"])]
+  assert known == [2, 4, 5]
+  assert all(np.isfinite(row["loss"]) for row in rows)
+
+
+def test_the_weights_written_load_strictly(unbroken):
+  folder, state = unbroken
+  (folder / pretrain_report.SOURCE).write_text('{"commit": "c0ffee"}')
+  pretrain_report.write(folder, state, seed=0)
+  assert (folder / "curves.png").stat().st_size > 1000
+  path = folder / pretrain_report.WEIGHTS
+  module, variables = tabpfn_v3.load(path)
+  assert module.config == CONFIG
+  expected = pretrain.averaged_variables(state)
+  jax.tree.map(
+    np.testing.assert_array_equal, variables["params"], expected["params"]
+  )
+  np.testing.assert_array_equal(
+    variables["constants"]["borders"], pretrain.borders(10)
+  )
+  notes = files.read(path).entries["pretraining"]
+  assert notes == {"seed": 0, "steps": STEPS, "commit": "c0ffee"}
+
+
+def test_batches_depend_on_their_index_alone():
+  batch_at = pretrain.batches(0, [(3, 8)])
+  first = batch_at(0)
+  batch_at(1)
+  jax.tree.map(np.testing.assert_array_equal, batch_at(0), first)
+  assert not np.array_equal(batch_at(1)[1], first[1])
+
+
+def test_every_shape_occurs(monkeypatch):
+  monkeypatch.setattr(
+    prior, "draw", lambda key, **shape: (shape["columns"], shape["train"])
+  )
+  batch_at = pretrain.batches(0)
+  assert {batch_at(i) for i in range(100)} == set(pretrain.SHAPES)
+
+
+def test_borders_are_fine_where_targets_are():
+  borders = pretrain.borders(pretrain.CONFIG.num_buckets)
+  width = np.diff(borders)
+  assert np.max(width[np.abs(borders[:-1]) < 1]) < 0.1
+  assert borders[0] == -prior.LIMIT
+  np.testing.assert_allclose(borders, -borders[::-1], atol=1e-6)
+
+
+def test_the_average_follows_the_parameters():
+  tx = optax.chain(optax.sgd(1.0), pretrain_optimizer.weight_average(decay=0.5))
+  params = np.float32(0)
+  state = tx.init(params)
+  for _ in range(30):
+    updates, state = tx.update(np.float32(-1), state, params)
+    params = optax.apply_updates(params, updates)
+  # A constant speed of 1 is followed 1 / (1 − 0.5) − 1 behind.
+  np.testing.assert_allclose(params, 30)
+  np.testing.assert_allclose(pretrain_optimizer.averaged(state), 29, atol=1e-3)
