@@ -11,6 +11,8 @@ from oflax.studies import bench_report
 from oflax.studies import digits
 from oflax.studies import digits_compare
 from oflax.studies import digits_report
+from oflax.studies import pretrain
+from oflax.studies import pretrain_report
 
 
 def call(*arguments):
@@ -97,6 +99,23 @@ def test_compare_digits_prints_the_comparison(tmp_path, monkeypatch):
   )
   result = call("compare-digits", "--steps", 4, "--directory", tmp_path / "run")
   assert result.output == "('run', {'seed': 0, 'steps': 4})\n"
+
+
+def test_pretrain_passes_its_options_on(tmp_path, monkeypatch):
+  seen = []
+  monkeypatch.setattr(
+    pretrain_report, "run", lambda *args, **kwargs: seen.append((args, kwargs))
+  )
+  monkeypatch.chdir(tmp_path)
+  assert call("pretrain", "--seed", 2).exit_code == 0
+  assert call("pretrain", "--seed", 2).exit_code == 2
+  assert call("pretrain", "--seed", 2, "--resume").exit_code == 0
+  assert [str(folder) for (folder,), _ in seen] == ["runs/v3-mini-2"] * 2
+  settings = {"seed": 2, "steps": pretrain.STEPS}
+  assert [kwargs for _, kwargs in seen] == [
+    {**settings, "resume": False},
+    {**settings, "resume": True},
+  ]
 
 
 def test_bench_writes_what_it_prints(tmp_path, monkeypatch):

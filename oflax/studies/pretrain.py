@@ -90,17 +90,17 @@ def train(
 
   Reference: Müller et al. 2022, arXiv 2112.10510; Hollmann et al. 2025.
   """
-  module = TabPFNV3(config, "host", implementation="reference")
+  module, tx, step, loss = _programs(config, steps)
   batch_at = batches(seed, shapes)
   state = training.create_state(
     module,
-    optimizer(steps),
+    tx,
     random.key(seed),
     batch_at(0),
-    forward=lambda module, batch: module(*batch[:2]),
+    forward=_forward,
     variables=_initial(module, seed),
   )
-  valid = _validation(seed)
+  valid = _validation(seed, loss)
 
   def evaluate(state: training.TrainState) -> dict[str, float]:
     made = int(state.step)
@@ -114,7 +114,7 @@ def train(
 
   return training.fit(
     state,
-    training.train_step(_loss_of(module)),
+    step,
     batch_at,
     num_steps=steps,
     directory=directory,
@@ -168,6 +168,19 @@ def _draw(key: jax.Array, tables: int, columns: int, train: int) -> Any:
   return prior.draw(key, tables=tables, rows=ROWS, columns=columns, train=train)
 
 
+@functools.cache
+def _programs(config: V3Config, steps: int) -> Any:
+  """Module, optimizer, step and loss: the same ones, so compiled once."""
+  module = TabPFNV3(config, "host", implementation="reference")
+  loss_fn = _loss_of(module)
+  step = training.train_step(loss_fn)
+  return module, optimizer(steps), step, jax.jit(loss_fn)
+
+
+def _forward(module: Any, batch: Any) -> Any:
+  return module(*batch[:2])
+
+
 def _initial(module: TabPFNV3, seed: int) -> dict[str, Any]:
   init = jax.jit(module.init)
   variables = init(random.key(seed), jnp.zeros((2, 1)), jnp.zeros(1))
@@ -197,7 +210,9 @@ def _loss_of(module: TabPFNV3) -> Callable[..., Any]:
   return loss_fn
 
 
-def _validation(seed: int) -> Callable[[training.TrainState], dict[str, float]]:
+def _validation(
+  seed: int, loss_fn: Callable[..., Any]
+) -> Callable[[training.TrainState], dict[str, float]]:
   """Loss and mean squared error of the average, on tables kept apart."""
 
   @functools.cache
@@ -206,13 +221,8 @@ def _validation(seed: int) -> Callable[[training.TrainState], dict[str, float]]:
     key = random.fold_in(random.key(seed, impl="rbg"), 2**32 - 1)
     return _draw(key, VALID_TABLES, *VALID_SHAPE)
 
-  @functools.cache
-  def loss_of(module: TabPFNV3) -> Callable[..., Any]:
-    return jax.jit(_loss_of(module))
-
   def validate(state: training.TrainState) -> dict[str, float]:
-    variables = averaged_variables(state)
-    loss, metrics = loss_of(state.module)(variables, tables(), None)
+    loss, metrics = loss_fn(averaged_variables(state), tables(), None)
     return {"valid_loss": float(loss), "valid_mse": float(metrics["mse"])}
 
   return validate
