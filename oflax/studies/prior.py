@@ -42,12 +42,11 @@ def draw(
     ValueError: `train` does not fit `rows`.
 
   Example:
-    >>> import jax
-    >>> x, y, y_test = draw(
-    ...   jax.random.key(0), tables=2, rows=12, columns=3, train=8
-    ... )
-    >>> x.shape, y.shape, y_test.shape
-    ((2, 12, 3), (2, 8), (2, 4))
+    >>> import functools, jax
+    >>> small = functools.partial(draw, tables=2, rows=12, columns=3, train=8)
+    >>> shapes = jax.eval_shape(small, jax.random.key(0))  # or small(key)
+    >>> [a.shape for a in shapes]
+    [(2, 12, 3), (2, 8), (2, 4)]
 
   Reference: Müller et al. 2022, arXiv 2112.10510; Hollmann et al. 2025.
   """

@@ -1,14 +1,19 @@
 """Pretraining: stopped or not the result is one, and its file loads."""
 
 import dataclasses
+import shutil
 
+from flax import linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
+from oflax import training
 from oflax.retrofit import tabpfn_v3
 from oflax.retrofit.tabpfn_v3 import files
+from oflax.retrofit.tabpfn_v3.stages import constant
 from oflax.studies import pretrain
 from oflax.studies import pretrain_optimizer
 from oflax.studies import pretrain_report
@@ -34,6 +39,27 @@ class StopError(Exception):
   pass
 
 
+class Rows(nn.Module):
+  @nn.compact
+  def __call__(self, x):
+    return nn.RMSNorm(name="output_norm")(x)
+
+
+class Toy(nn.Module):
+  """Stands in for the network, whose gradient takes long to compile."""
+
+  config: tabpfn_v3.V3Config
+  variant: str = "host"
+  implementation: str | None = None
+
+  @nn.compact
+  def __call__(self, x, y):
+    borders = tabpfn_v3.default_borders(self.config.num_buckets)
+    constant(self, "borders", lambda: jnp.asarray(borders))
+    tokens = Rows(name="row_embedder")(x[..., y.shape[-1] :, :1])
+    return nn.Dense(self.config.num_buckets, name="row_target")(tokens)
+
+
 def draw(key, *, tables, rows, columns, train):
   """A prior that takes no time to compile."""
   x = jax.random.normal(key, (tables, rows, columns))
@@ -44,6 +70,7 @@ def draw(key, *, tables, rows, columns, train):
 def small():
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(prior, "draw", draw)
+    patch.setattr(pretrain, "TabPFNV3", Toy)
     patch.setattr(pretrain, "TABLES", 2)
     patch.setattr(pretrain, "ROWS", 12)
     patch.setattr(pretrain, "CHECKPOINT_EVERY", 2)
@@ -98,12 +125,41 @@ def test_the_average_is_validated_now_and_then(unbroken):
   assert all(np.isfinite(row["loss"]) for row in rows)
 
 
-def test_the_weights_written_load_strictly(unbroken):
-  folder, state = unbroken
-  (folder / pretrain_report.SOURCE).write_text('{"commit": "c0ffee"}')
-  pretrain_report.write(folder, state, seed=0)
-  assert (folder / "curves.png").stat().st_size > 1000
-  path = folder / pretrain_report.WEIGHTS
+@pytest.fixture(scope="module")
+def fresh():
+  """The real network, before its first step."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(pretrain, "TabPFNV3", tabpfn_v3.TabPFNV3)
+    pretrain._programs.cache_clear()
+    module, tx, _, loss_fn = pretrain._programs(CONFIG, STEPS)
+    pretrain._programs.cache_clear()
+  variables = pretrain._initial(module, seed=0)
+  batch = pretrain.batches(0, [(3, 8)])(0)
+  state = training.create_state(
+    module,
+    tx,
+    jax.random.key(0),
+    batch,
+    forward=pretrain._forward,
+    variables=variables,
+  )
+  return state, loss_fn, batch
+
+
+def test_the_loss_of_the_network_starts_near_that_of_chance(fresh):
+  state, loss_fn, batch = fresh
+  loss, metrics = loss_fn(state.variables, batch, None)
+  assert 1 < loss < 4
+  assert 0 < metrics["mse"] < 10
+
+
+def test_the_weights_written_load_strictly(tmp_path, unbroken, fresh):
+  state, *_ = fresh
+  shutil.copy(unbroken[0] / "metrics.csv", tmp_path)
+  (tmp_path / pretrain_report.SOURCE).write_text('{"commit": "c0ffee"}')
+  pretrain_report.write(tmp_path, state, seed=0)
+  assert (tmp_path / "curves.png").stat().st_size > 1000
+  path = tmp_path / pretrain_report.WEIGHTS
   module, variables = tabpfn_v3.load(path)
   assert module.config == CONFIG
   expected = pretrain.averaged_variables(state)
@@ -114,7 +170,7 @@ def test_the_weights_written_load_strictly(unbroken):
     variables["constants"]["borders"], pretrain.borders(10)
   )
   notes = files.read(path).entries["pretraining"]
-  assert notes == {"seed": 0, "steps": STEPS, "commit": "c0ffee"}
+  assert notes == {"seed": 0, "steps": 0, "commit": "c0ffee"}
 
 
 def test_batches_depend_on_their_index_alone():
