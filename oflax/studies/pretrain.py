@@ -90,16 +90,7 @@ def train(
 
   Reference: Müller et al. 2022, arXiv 2112.10510; Hollmann et al. 2025.
   """
-  module, tx, step, loss = _programs(config, steps)
-  batch_at = batches(seed, shapes)
-  state = training.create_state(
-    module,
-    tx,
-    random.key(seed),
-    batch_at(0),
-    forward=_forward,
-    variables=_initial(module, seed),
-  )
+  _, _, step, loss = _programs(config, steps)
   valid = _validation(seed, loss)
 
   def evaluate(state: training.TrainState) -> dict[str, float]:
@@ -113,9 +104,9 @@ def train(
     return row
 
   return training.fit(
-    state,
+    fresh_state(seed, steps, config),
     step,
-    batch_at,
+    batches(seed, shapes),
     num_steps=steps,
     directory=directory,
     resume=resume,
@@ -123,6 +114,21 @@ def train(
     evaluate=evaluate,
     log_every=min(LOG_EVERY, steps),
     checkpoint_every=CHECKPOINT_EVERY,
+  )
+
+
+def fresh_state(
+  seed: int, steps: int, config: V3Config = CONFIG
+) -> training.TrainState:
+  """The state before the first of so many steps."""
+  module, tx, *_ = _programs(config, steps)
+  return training.create_state(
+    module,
+    tx,
+    random.key(seed),
+    batch=None,
+    forward=_forward,
+    variables=_initial(module, seed),
   )
 
 

@@ -5,7 +5,10 @@ import csv
 import json
 import os
 import pathlib
+import shutil
 import subprocess
+import sys
+import tempfile
 import time
 from typing import Any
 
@@ -70,6 +73,41 @@ def run(
   for name, content in FILES.items():
     print(f"  {name:20} {content}")
   return seen
+
+
+def export(folder: str | os.PathLike[str]) -> int:
+  """Writes the weights of the newest checkpoint of a run, perhaps a live one.
+
+  Args:
+    folder: Of the run.
+
+  Returns:
+    The step of that checkpoint.
+
+  Raises:
+    ValueError: There is none.
+  """
+  folder = pathlib.Path(folder)
+  settings = json.loads((folder / "settings.json").read_text())
+  like = pretrain.fresh_state(**settings)
+  steps = [
+    int(path.name)
+    for path in (folder / "checkpoints").glob("*")
+    if path.name.isdigit()
+  ]
+  if not steps:
+    raise ValueError(f"folder holds no checkpoint, got {folder}.")
+  name = str(max(steps))
+  # Of a copy: opening the folder of a live run would clean up in it.
+  with tempfile.TemporaryDirectory() as copy:
+    shutil.copytree(folder / "checkpoints" / name, pathlib.Path(copy, name))
+    checkpoints = training.Checkpoints(copy)
+    restored = checkpoints.restore(like)
+    checkpoints.close()
+  assert restored is not None  # What is damaged raises.
+  step, state = restored
+  write(folder, state, settings["seed"])
+  return step
 
 
 def write(folder: pathlib.Path, state: training.TrainState, seed: int) -> None:
@@ -174,3 +212,7 @@ def _commit() -> str | None:
   except OSError:
     return None
   return done.stdout.strip() or None
+
+
+if __name__ == "__main__":
+  print(f"step {export(sys.argv[1])} written to {sys.argv[1]}/{WEIGHTS}")

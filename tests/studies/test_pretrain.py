@@ -1,6 +1,7 @@
 """Pretraining: stopped or not the result is one, and its file loads."""
 
 import dataclasses
+import functools
 import shutil
 
 from flax import linen as nn
@@ -10,7 +11,6 @@ import numpy as np
 import optax
 import pytest
 
-from oflax import training
 from oflax.retrofit import tabpfn_v3
 from oflax.retrofit.tabpfn_v3 import files
 from oflax.retrofit.tabpfn_v3.stages import constant
@@ -131,19 +131,10 @@ def fresh():
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(pretrain, "TabPFNV3", tabpfn_v3.TabPFNV3)
     pretrain._programs.cache_clear()
-    module, tx, _, loss_fn = pretrain._programs(CONFIG, STEPS)
+    state = pretrain.fresh_state(0, STEPS, CONFIG)
+    *_, loss_fn = pretrain._programs(CONFIG, STEPS)
     pretrain._programs.cache_clear()
-  variables = pretrain._initial(module, seed=0)
-  batch = pretrain.batches(0, [(3, 8)])(0)
-  state = training.create_state(
-    module,
-    tx,
-    jax.random.key(0),
-    batch,
-    forward=pretrain._forward,
-    variables=variables,
-  )
-  return state, loss_fn, batch
+  return state, loss_fn, pretrain.batches(0, [(3, 8)])(0)
 
 
 def test_the_loss_of_the_network_starts_near_that_of_chance(fresh):
@@ -171,6 +162,25 @@ def test_the_weights_written_load_strictly(tmp_path, unbroken, fresh):
   )
   notes = files.read(path).entries["pretraining"]
   assert notes == {"seed": 0, "steps": 0, "commit": "c0ffee"}
+
+
+def test_any_checkpoint_can_be_exported(tmp_path, unbroken, monkeypatch):
+  folder, _ = unbroken
+  shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+  (tmp_path / "settings.json").write_text(f'{{"seed": 0, "steps": {STEPS}}}')
+  shutil.rmtree(tmp_path / "checkpoints" / str(STEPS))
+  fresh_state = functools.partial(pretrain.fresh_state, config=CONFIG)
+  monkeypatch.setattr(pretrain, "fresh_state", fresh_state)
+  seen = []
+  monkeypatch.setattr(
+    pretrain_report, "write", lambda *arguments: seen.append(arguments)
+  )
+  assert pretrain_report.export(tmp_path) == 4
+  ((where, exported, seed),) = seen
+  assert (where, seed, int(exported.step)) == (tmp_path, 0, 4)
+  shutil.rmtree(tmp_path / "checkpoints" / "4")
+  with pytest.raises(ValueError, match="no checkpoint"):
+    pretrain_report.export(tmp_path)
 
 
 def test_batches_depend_on_their_index_alone():
