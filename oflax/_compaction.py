@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from collections.abc import Sequence
 import functools
+import numbers
 from typing import Any
 
 import jax
@@ -35,8 +36,8 @@ def compact(
     than `size` tokens, which can only be seen under jit, comes out as NaN.
 
   Raises:
-    ValueError: `size` is negative or, eagerly, too small; or an aligned array
-      does not have the tokens' axes.
+    ValueError: `carrier` is not floating point; `size` is no whole number, or
+      eagerly too small; or an aligned array lacks the tokens' axes.
 
   Example:
     >>> import jax.numpy as jnp
@@ -49,8 +50,8 @@ def compact(
   """
   carrier = jnp.asarray(carrier)
   _checks.check_rank("carrier", carrier, 2, "[..., n, d]")
-  if size < 0:
-    raise ValueError(f"size must not be negative, got {size!r}.")
+  _checks.check_floating("carrier", carrier)
+  _checks.check_at_least("size", size, 0)
   n = carrier.shape[-2]
   kept = jnp.any(carrier != 0, axis=-1)
   count = jnp.sum(kept, axis=-1, dtype=jnp.int32)
@@ -95,11 +96,14 @@ def expand(values: jax.Array, index: jax.Array, n: int) -> jax.Array:
   Reference: DESIGN §5, compaction.
   """
   values, index = jnp.asarray(values), jnp.asarray(index)
+  _checks.check_at_least("n", n, 0)
   if values.shape[:-1] != index.shape:
     raise ValueError(
       f"values must have shape {(*index.shape, 'features')}, got"
       f" {values.shape}."
     )
+  if not jnp.issubdtype(index.dtype, jnp.integer):
+    raise ValueError(f"index must be of integers, got {index.dtype}.")
 
   def one(values: jax.Array, index: jax.Array) -> jax.Array:
     zeros = jnp.zeros((n, values.shape[-1]), values.dtype)
@@ -147,10 +151,8 @@ def compacted(
 
   Reference: DESIGN §5, compaction.
   """
-  if buckets is not None and (
-    not buckets or min(buckets) < 1 or sorted(set(buckets)) != list(buckets)
-  ):
-    raise ValueError(f"buckets must be positive and increase, got {buckets!r}.")
+  if buckets is not None:
+    _check_buckets(buckets)
 
   @functools.wraps(fn)
   def on_present(
@@ -177,6 +179,17 @@ def compacted(
     return lax.switch(chosen, [branch(s) for s in sizes], carriers, aligned)
 
   return on_present
+
+
+def _check_buckets(buckets: Any) -> None:
+  fits = isinstance(buckets, Sequence) and all(
+    isinstance(size, numbers.Integral) and size >= 1 for size in buckets
+  )
+  if not fits or not buckets or sorted(set(buckets)) != list(buckets):
+    raise ValueError(
+      "buckets must be whole numbers, positive and increasing, got"
+      f" {buckets!r}."
+    )
 
 
 def _lean(fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from oflax import _checks
 from oflax import _presence
@@ -48,8 +49,8 @@ class Visibility:
         terms.append(sources <= receivers)
       if self.window is not None:
         left, right = self.window
-        terms.append(sources >= receivers - left)
-        terms.append(sources <= receivers + right)
+        terms.append(sources >= _lower(receivers, left))
+        terms.append(sources <= _higher(receivers, right))
     if self.segments is not None:
       receivers, sources = self.segments
       terms.append(receivers == sources)
@@ -58,7 +59,8 @@ class Visibility:
   def reach(self) -> jax.Array | None:
     """Which sources any receiver sees, or more, ``[B, 1, 1, S]``.
 
-    None where order and segments rule out nothing.
+    None where order and segments rule out nothing. A NaN, as the position of an
+    absent token may be, sees nothing and says nothing of the others.
     """
     terms = []
     if self.positions is not None:
@@ -67,13 +69,15 @@ class Visibility:
       if self.is_causal:
         right = 0 if right is None else min(right, 0)
       if left is not None:
-        terms.append(sources >= jnp.min(receivers, -2, keepdims=True) - left)
+        first = jnp.nanmin(receivers, -2, keepdims=True)
+        terms.append(sources >= _lower(first, left))
       if right is not None:
-        terms.append(sources <= jnp.max(receivers, -2, keepdims=True) + right)
+        last = jnp.nanmax(receivers, -2, keepdims=True)
+        terms.append(sources <= _higher(last, right))
     if self.segments is not None:
       receivers, sources = self.segments
-      terms.append(sources >= jnp.min(receivers, -2, keepdims=True))
-      terms.append(sources <= jnp.max(receivers, -2, keepdims=True))
+      terms.append(sources >= jnp.nanmin(receivers, -2, keepdims=True))
+      terms.append(sources <= jnp.nanmax(receivers, -2, keepdims=True))
     return functools.reduce(jnp.logical_and, terms) if terms else None
 
 
@@ -104,6 +108,8 @@ def visibility(
         f"mask must be boolean, True where visible, got {mask.dtype}; pass"
         " additive scores as bias."
       )
+  if not isinstance(is_causal, bool | np.bool_):
+    raise ValueError(f"is_causal must be True or False, got {is_causal!r}.")
   window = _window(local_window_size)
 
   positions = None
@@ -185,9 +191,29 @@ def _window(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
 
 
 def _signed(positions: Any) -> jax.Array:
+  """Integers so wide that a window is one of them."""
   positions = jnp.asarray(positions)
-  unsigned = jnp.issubdtype(positions.dtype, jnp.unsignedinteger)
-  return positions.astype(jnp.int32) if unsigned else positions
+  if jnp.issubdtype(positions.dtype, jnp.integer):
+    return positions.astype(jnp.promote_types(positions.dtype, jnp.int32))
+  return positions
+
+
+def _lower(positions: jax.Array, by: int) -> jax.Array:
+  """Positions − by, not below the least integer: it must not wrap around."""
+  if jnp.issubdtype(positions.dtype, jnp.integer):
+    limits = jnp.iinfo(positions.dtype)
+    by = min(by, limits.max)
+    positions = jnp.maximum(positions, limits.min + by)
+  return positions - by
+
+
+def _higher(positions: jax.Array, by: int) -> jax.Array:
+  """Positions + by, not above the largest integer."""
+  if jnp.issubdtype(positions.dtype, jnp.integer):
+    limits = jnp.iinfo(positions.dtype)
+    by = min(by, limits.max)
+    positions = jnp.minimum(positions, limits.max - by)
+  return positions + by
 
 
 def _pair(

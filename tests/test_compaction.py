@@ -112,7 +112,22 @@ def test_a_changing_share_of_nulls_does_not_recompile():
       lambda: oflax.compacted(abs, buckets=(4,))(jnp.ones((5, 1))),
       r"buckets must hold 5 tokens, got \(4,\)",
     ),
-    (lambda: oflax.compact(jnp.ones((5, 1)), -1), "size must not .*got -1"),
+    (lambda: oflax.compacted(abs, buckets=(2.5, 8)), r"buckets .*\(2\.5, 8\)"),
+    (lambda: oflax.compacted(abs, buckets=8), r"buckets .*got 8"),
+    (lambda: oflax.compact(jnp.ones((5, 1)), -1), "size must be .*got -1"),
+    (lambda: oflax.compact(jnp.ones((5, 1)), 2.0), r"size must be .*got 2\.0"),
+    (
+      lambda: oflax.compact(jnp.ones((5, 1), int), 5),
+      "carrier must be .*int32",
+    ),
+    (
+      lambda: oflax.expand(jnp.ones((5, 1)), jnp.arange(5), -3),
+      "n must be .*got -3",
+    ),
+    (
+      lambda: oflax.expand(jnp.ones((5, 1)), jnp.ones(5), 5),
+      "index must be of integers, got float32",
+    ),
     (
       lambda: oflax.compact(jnp.ones((5, 1)), 5, jnp.ones(4)),
       r"aligned arrays .*\(5,\) first, got shape \(4,\)",

@@ -145,9 +145,9 @@ def o_attention_weights(
 
   .. math:: w_{ij} = p_j e^{s_{ij}} / \sum_{j' \in V(i)} p_{j'} e^{s_{ij'}}
 
-  The receiver's gate is not in them. Receivers whose positions matter and are
-  not given take those of the sources where T = S (self-attention), else their
-  index.
+  The receiver's gate is not in them. Where T = S the receivers are taken to be
+  the sources (self-attention): they are absent where those are, and of their
+  positions if these are not given; else all are present, at their index.
 
   Args:
     query: ``[..., T, N, H]``.

@@ -59,7 +59,7 @@ def block_sizes(operands: Operands) -> BlockSizes:
   """The one place that chooses: blocks whose scores fit into caches."""
   batch, heads, receivers, sources = operands.sizes
   scores = 2**20 if jax.default_backend() == "cpu" else 2**24
-  rows = min(receivers, 512 if sources <= 1024 else 256)
+  rows = max(1, min(receivers, 512 if sources <= 1024 else 256))
   per_head = max(1, rows * sources)
   # Samples first: to cut them moves nothing.
   samples = _divisor(batch, scores // per_head)

@@ -18,6 +18,8 @@ from oflax._attention.operands import Operands
 
 # cuDNN wants the features to be a multiple of this.
 MULTIPLE = 8
+# Scales that a kernel may take for itself: log p is divided by them.
+SCALES = (1e-3, 1e3)
 
 
 def attend(operands: Operands) -> tuple[jax.Array, jax.Array]:
@@ -35,13 +37,15 @@ def attend(operands: Operands) -> tuple[jax.Array, jax.Array]:
   key, value = operands.finite_sources()
   dtype = jnp.result_type(query, key, value)
   scale = operands.scale
-  if not isinstance(scale, float):  # Kernels want it to be static.
+  # Kernels want it to be static.
+  if not (isinstance(scale, float) and SCALES[0] <= scale <= SCALES[1]):
     query, scale = query * scale, 1.0
   columns = _log_presence(operands.source_presence, scale, dtype)
   columns = jnp.moveaxis(columns, 1, 2)
   columns = jnp.broadcast_to(columns, (*key.shape[:-1], columns.shape[-1]))
-  ones = jnp.ones((*query.shape[:-1], columns.shape[-1]), dtype)
-  query = jnp.concatenate([query.astype(dtype), ones], axis=-1)
+  ones = jnp.ones((*query.shape[:-1], columns.shape[-1] - 1), dtype)
+  far = jnp.full_like(ones[..., :1], _far(dtype))
+  query = jnp.concatenate([query.astype(dtype), far, ones], axis=-1)
   key = jnp.concatenate([key.astype(dtype), columns], axis=-1)
   # Kernels take values as wide as keys.
   features = max(key.shape[-1], value.shape[-1])
@@ -51,7 +55,7 @@ def attend(operands: Operands) -> tuple[jax.Array, jax.Array]:
     _padded(query, features),
     _padded(key, features),
     _padded(value.astype(dtype), features),
-    bias=None if bias is None else _whole(bias, shape).astype(dtype),
+    bias=None if bias is None else _whole(_bounded(bias, dtype), shape),
     mask=None if visible is None else _whole(visible, shape),
     scale=scale,
     implementation=_kernel(dtype),
@@ -68,10 +72,10 @@ def attend(operands: Operands) -> tuple[jax.Array, jax.Array]:
 def _log_presence(
   presence: jax.Array, scale: float, dtype: jnp.dtype
 ) -> jax.Array:
-  """Parts that add up to log p / scale, ``[B, 1, S, parts]``.
+  """How far off a null is, and parts that add up to log p / scale.
 
-  Each part survives a product of low precision. A null has a finite number that
-  no score makes up for.
+  Each part survives a product of low precision. No score makes up for how far a
+  null is, times its like in the query. ``[B, 1, S, 1 + parts]``.
   """
   absent = presence == 0
   exact = jnp.log(jnp.where(absent, 1, presence)) / scale
@@ -84,13 +88,20 @@ def _log_presence(
     rest = rest - parts[-1]
   # All of the derivative goes through the first part.
   parts[0] = exact + lax.stop_gradient(parts[0] - exact)
-  lowest = -min(1e30, float(jnp.finfo(dtype).max) / 2)
-  nulls = [jnp.full_like(exact, lowest), *[jnp.zeros_like(exact)] * (count - 1)]
-  columns = [
-    jnp.where(absent, null, part)
-    for null, part in zip(nulls, parts, strict=True)
-  ]
+  distance = jnp.where(absent, -_far(dtype), 0)
+  columns = [distance, *(jnp.where(absent, 0, part) for part in parts)]
   return jnp.concatenate(columns, axis=-2).mT.astype(dtype)
+
+
+def _far(dtype: jnp.dtype) -> float:
+  """A number whose square is more than scores are, and finite in float32."""
+  return min(1e17, float(jnp.finfo(dtype).max) / 2)
+
+
+def _bounded(bias: jax.Array, dtype: jnp.dtype) -> jax.Array:
+  """The bias, so that it is finite in a dtype and nearer than a null is."""
+  most = min(1e29, float(jnp.finfo(dtype).max) / 2)
+  return jnp.clip(bias, -most, most).astype(dtype)
 
 
 def _padded(x: jax.Array, features: int) -> jax.Array:

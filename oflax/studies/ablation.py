@@ -70,7 +70,7 @@ def ablate(
     A row for each variant, start norm and block.
   """
   nulls = directions(stack, num_nulls, seed)
-  scaled = jnp.asarray(starts)[:, None, None] * nulls
+  scaled = jnp.asarray(starts)[:, None, None] * nulls[None]
   thresholds = stack.thresholds()
   rows = []
   for variant in VARIANTS:
@@ -80,6 +80,7 @@ def ablate(
       (null, present), (_, expected) = seen[block], alone[block]
       norm = jnp.median(jnp.linalg.norm(null, axis=-1), axis=-1)
       tau = thresholds[block + 1]
+      expected = expected[None]
       change = jnp.linalg.norm(present - expected, axis=-1)
       change = jnp.max(change / jnp.linalg.norm(expected, axis=-1), axis=-1)
       for i, start in enumerate(starts):

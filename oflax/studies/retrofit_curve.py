@@ -161,7 +161,7 @@ def null_basin(
   threshold = stack.thresholds()[0] ** 0.5
   nulls = ablation.directions(stack, ablation.NUM_NULLS)
   starts = threshold * STARTS
-  last, _ = stack.run(variant, starts[:, None, None] * nulls)[-1]
+  last, _ = stack.run(variant, starts[:, None, None] * nulls[None])[-1]
   norms = np.median(np.linalg.norm(last, axis=-1), axis=-1)
   return ablation.basin(starts, norms), threshold
 

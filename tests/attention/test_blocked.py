@@ -238,6 +238,62 @@ def test_reach_ends_where_order_and_window_do(arguments, expected):
 
 
 @pytest.mark.parametrize(
+  ("dtype", "position", "arguments"),
+  [
+    (np.float32, np.nan, {"is_causal": True}),
+    (np.int32, 2**31 - 1, {"local_window_size": (100, 3)}),
+    (np.int32, -(2**31), {"local_window_size": (3, 100)}),
+  ],
+)
+def test_the_position_of_an_absent_token_means_nothing(
+  dtype, position, arguments
+):
+  x = RNG.normal(size=(2, 16, 1, 2)).astype(np.float32)
+  p = np.ones((2, 16), np.float32)
+  p[0, 6] = 0
+  positions = np.stack([np.arange(16)[::-1], np.arange(16)]).astype(dtype)
+  wild = positions.copy()
+  wild[0, 6] = position
+
+  def attend(positions, implementation):
+    return oflax.o_attention(
+      x,
+      x,
+      x,
+      p,
+      p,
+      receiver_positions=positions,
+      source_positions=positions,
+      implementation=implementation,
+      **arguments,
+    )
+
+  want = attend(positions, "reference")
+  for implementation in ("reference", BlockSizes(2, 1, 8)):
+    got = attend(wild, implementation)
+    np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32, np.uint32])
+def test_a_window_does_not_wrap_around(dtype):
+  x = RNG.normal(size=(4, 1, 2)).astype(np.float32)
+  positions = np.array([0, 5, 60, 100], dtype)
+  want = oflax.o_attention(x, x, x, np.ones(4), np.ones(4))
+  for size in (127, 2**31 - 1, 2**31, 2**40):
+    got = oflax.o_attention(
+      x,
+      x,
+      x,
+      np.ones(4),
+      np.ones(4),
+      local_window_size=size,
+      receiver_positions=positions,
+      source_positions=positions,
+    )
+    np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+@pytest.mark.parametrize(
   ("batch", "heads", "tokens", "holds"),
   [(8, 8, 128, True), (1, 8, 256, True), (4, 8, 512, False), (1, 1, 16384, 0)],
 )
@@ -255,10 +311,11 @@ def test_small_attentions_are_dense_and_large_ones_blocked(
   jax.eval_shape(sizes, x, jax.ShapeDtypeStruct((batch, tokens), jnp.float32))
 
 
+@pytest.mark.parametrize("implementation", ["blocked", BlockSizes(1, 1, 2)])
 @pytest.mark.parametrize("shape", [(0, 4), (2, 0)])
-def test_empty_axes(shape):
+def test_empty_axes(shape, implementation):
   x, p = jnp.ones((*shape, 2, 4)), jnp.ones(shape)
-  out = oflax.o_attention(x, x, x, p, p, implementation=BlockSizes(1, 1, 2))
+  out = oflax.o_attention(x, x, x, p, p, implementation=implementation)
   assert out.shape == x.shape
 
 

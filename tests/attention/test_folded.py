@@ -80,6 +80,50 @@ def test_a_null_far_above_the_present_scores_has_no_weight(dtype):
   assert out.tolist() == [[[1.0]]]
 
 
+@pytest.mark.parametrize("scale", [-1.0, 0.0, 1e-30, 1e30])
+def test_any_scale_is_that_of_the_reference(scale):
+  got, want = (
+    attend(ARRAYS, implementation=name, scale=scale)
+    for name in ("folded", "reference")
+  )
+  np.testing.assert_allclose(got, want, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("fill", [-3.4e38, -1e9, 1e9])
+def test_a_finite_mask_fill_wakes_no_null(dtype, fill):
+  q, k, v = (jnp.asarray(x[:1], dtype) for x in ARRAYS)
+  bias = np.full((1, 1, T, S), fill, np.float32)
+  other = v.at[:, P_S[0] == 0].set(50)
+  got, changed, want = (
+    oflax.o_attention(
+      q, k, x, P_T[:1], P_S[:1], bias=bias, implementation=implementation
+    ).astype(jnp.float32)
+    for x, implementation in (
+      (v, "folded"),
+      (other, "folded"),
+      (v, "reference"),
+    )
+  )
+  np.testing.assert_array_equal(got, changed)
+  # So large a bias rounds the scores away in float32, and clipping does not.
+  assert bool(jnp.all(jnp.isfinite(got)))
+  assert bool(jnp.all(jnp.isfinite(want)))
+
+
+@pytest.mark.parametrize("null_key", [0.0, 100.0])
+def test_in_float16_no_finite_score_wakes_a_null(null_key):
+  q = jnp.full((5, 2, 4), 100.0, jnp.float16)
+  k = jnp.full((5, 2, 4), -100.0, jnp.float16).at[2].set(null_key)
+  v = jnp.asarray(RNG.normal(size=(5, 2, 4)), jnp.float16)
+  p = jnp.array([1.0, 0.5, 0.0, 0.9, 0.2])
+  got, want = (
+    oflax.o_attention(q, k, v, p, p, implementation=name)
+    for name in ("folded", "reference")
+  )
+  np.testing.assert_allclose(got, want, atol=2e-3)
+
+
 def test_what_kernels_lack_is_refused():
   key = jax.random.key(0)
   with pytest.raises(ValueError, match=r"dropout_rate is not .*got 0\.5"):
