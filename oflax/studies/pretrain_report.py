@@ -111,7 +111,7 @@ def export(folder: str | os.PathLike[str]) -> int:
 
 
 def write(folder: pathlib.Path, state: training.TrainState, seed: int) -> None:
-  """Writes the averaged weights of a state, and the figure, to its folder.
+  """Writes averaged weights with thresholds, and the figure, to a folder.
 
   Args:
     folder: Of the run.
@@ -124,11 +124,9 @@ def write(folder: pathlib.Path, state: training.TrainState, seed: int) -> None:
     notes |= json.loads(source.read_text())
   module = state.module
   assert isinstance(module, tabpfn_v3.TabPFNV3)  # Says the type.
+  variables = tabpfn_v3.calibrated(module, pretrain.averaged_variables(state))
   tabpfn_v3.save(
-    folder / WEIGHTS,
-    module,
-    pretrain.averaged_variables(state),
-    notes={"pretraining": notes},
+    folder / WEIGHTS, module, variables, notes={"pretraining": notes}
   )
   _plot(_rows(folder), folder / "curves.png")
 

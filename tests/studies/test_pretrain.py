@@ -160,6 +160,7 @@ def test_the_weights_written_load_strictly(tmp_path, unbroken, fresh):
   np.testing.assert_array_equal(
     variables["constants"]["borders"], pretrain.borders(10)
   )
+  assert all(tau != 1 for tau in jax.tree.leaves(variables["calibration"]))
   notes = files.read(path).entries["pretraining"]
   assert notes == {"seed": 0, "steps": 0, "commit": "c0ffee"}
 
