@@ -67,6 +67,8 @@ Checkpoint = Annotated[
   ),
 ]
 
+MiniLM = Annotated[bool, typer.Option("--minilm", help="Study MiniLM, too.")]
+
 # Every command imports what it needs, so that --help is quick.
 
 
@@ -152,21 +154,23 @@ def ablate(directory: Output = RUNS / "ablation") -> None:
 @app.command()
 def retrofit(
   checkpoint: Checkpoint = None,
+  minilm: MiniLM = False,
   directory: Output = RUNS / "retrofit",
 ) -> None:
   """Close a pretrained regressor without training, on real tables."""
+  from oflax.studies import minilm as sentences
   from oflax.studies import retrofit_report
 
   with _told():
     retrofit_report.run(directory, checkpoint)
+    if minilm:
+      sentences.run()
 
 
 @app.command()
 def reproduce(
   checkpoint: Checkpoint = None,
-  minilm: Annotated[
-    bool, typer.Option("--minilm", help="Study MiniLM, too.")
-  ] = False,
+  minilm: MiniLM = False,
   directory: Output = RUNS / "report",
 ) -> None:
   """Run the studies of the paper, and report its claims beside them."""

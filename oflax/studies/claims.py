@@ -5,6 +5,7 @@ import dataclasses
 
 from rich import table as tables
 
+from oflax.retrofit.tabpfn_v3.thresholds import ALPHA
 from oflax.studies import ablation
 from oflax.studies import contract
 from oflax.studies import minilm
@@ -150,7 +151,7 @@ def _retrofit(retrofit: Retrofit, variant: str, checkpoint: bool) -> Claim:
   [point] = [
     point
     for point in retrofit.points
-    if (point.variant, point.alpha) == (variant, retrofit_curve.ALPHA)
+    if (point.variant, point.alpha) == (variant, ALPHA)
   ]
   name = {"attention": "OAttention", "full": "Full-O"}[variant]
   verdict = f"{NO_WEIGHTS}; {ELSEWHERE}"

@@ -16,14 +16,12 @@ from rich import table as tables
 
 from oflax.retrofit.tabpfn_v3 import TabPFNV3
 from oflax.retrofit.tabpfn_v3 import calibrated
+from oflax.retrofit.tabpfn_v3.thresholds import ALPHA
 from oflax.studies import ablation
 from oflax.studies import stacks
 from oflax.studies.retrofit_cases import Batch
 from oflax.studies.retrofit_cases import predict
 
-# The one at which the thresholds of a file are kept, chosen before any table
-# was looked at.
-ALPHA = 1e-3
 ALPHAS = tuple(float(f"{x:.3g}") for x in np.geomspace(1e-5, 1e-1, 9))
 VARIANTS = ("attention", "full")
 RESAMPLES = 10_000

@@ -6,8 +6,8 @@ import os
 from matplotlib import pyplot as plt
 import numpy as np
 
+from oflax.retrofit.tabpfn_v3.thresholds import ALPHA
 from oflax.studies import figures
-from oflax.studies.retrofit_curve import ALPHA
 from oflax.studies.retrofit_curve import Case
 from oflax.studies.retrofit_curve import Point
 from oflax.studies.retrofit_missing import HANDLINGS

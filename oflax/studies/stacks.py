@@ -22,8 +22,8 @@ from oflax.retrofit import minilm
 from oflax.retrofit import synthetic
 from oflax.retrofit.tabpfn_v3 import TabPFNV3
 from oflax.retrofit.tabpfn_v3.blocks import SelfBlock
+from oflax.retrofit.tabpfn_v3.thresholds import ALPHA
 
-ALPHA = 1e-3
 WIDTH = 64
 TEXT = (
   "A token that is a zero vector does not exist: it emits nothing, it weighs"

@@ -10,7 +10,7 @@ from oflax.retrofit.tabpfn_v3 import InContextRegressor
 from oflax.retrofit.tabpfn_v3 import files
 from oflax.retrofit.tabpfn_v3 import load
 from oflax.retrofit.tabpfn_v3 import loading
-from oflax.studies import stacks
+from oflax.studies import retrofit_curve
 from oflax.studies.retrofit_cases import predict
 
 N, M, C = 20, 6, 5
@@ -73,8 +73,5 @@ def test_null_rows_and_columns_change_no_prediction(full, place):
 
 
 def test_nearly_null_rows_stay_so_up_to_a_thirtieth_of_the_threshold(full):
-  from oflax.studies import retrofit_curve
-
   basin, threshold = retrofit_curve.null_basin(*full, "full")
   assert basin > threshold / 30
-  assert stacks.ALPHA == retrofit_curve.ALPHA

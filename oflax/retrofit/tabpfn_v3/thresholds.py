@@ -18,6 +18,7 @@ from oflax.retrofit import synthetic
 from oflax.retrofit.tabpfn_v3 import files
 from oflax.retrofit.tabpfn_v3.module import TabPFNV3
 
+# Chosen before any real table was looked at.
 ALPHA = 1e-3
 # The entry of a file's header, and of the file beside it.
 ENTRY = "oflax_calibration"
