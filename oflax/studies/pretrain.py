@@ -54,6 +54,10 @@ CHECKPOINT_EVERY = 500
 # than a norm leaves them. A row is then long against what a block adds to it:
 # the thresholds, in proportion to ‖h‖², leave more room to nearly null rows.
 ROW_SCALE = 5.0
+# An attention gives a nearly null row the mean of all values and so wakes it up.
+# That is made to cost something once the rest is learnt.
+WAKING_FROM = 6000
+WAKING_COST = 0.1
 VALID_SHAPE = (7, 100)
 VALID_TABLES = 64
 VALID_EVERY = 500
@@ -71,7 +75,8 @@ def train(
 ) -> training.TrainState:
   """Trains a host on batches of the prior.
 
-  The loss is the mean of −log density over the test rows.
+  The loss is the mean of −log density over the test rows; later on, what wakes
+  null rows up costs something, too (see `waking`).
 
   Args:
     seed: Of parameters and batches.
@@ -146,7 +151,8 @@ def batches(
 
   def batch_at(index: int) -> Any:
     drawn = int(np.random.default_rng((seed, index)).integers(len(shapes)))
-    return _draw(random.fold_in(key, index), TABLES, *shapes[drawn])
+    tables = _draw(random.fold_in(key, index), TABLES, *shapes[drawn])
+    return *tables, jnp.float32(WAKING_COST * (index >= WAKING_FROM))
 
   return batch_at
 
@@ -207,13 +213,52 @@ def _loss_of(module: TabPFNV3) -> Callable[..., Any]:
     variables: Mapping[str, Any], batch: Any, rng: jax.Array | None
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
     del rng
-    x, y, y_test = batch
-    logits: Any = module.apply(variables, x, y)
+    x, y, y_test, cost = batch
+    logits, seen = module.apply(
+      variables,
+      x,
+      y,
+      mutable=["intermediates"],
+      capture_intermediates=lambda part, _: len(part.path) <= 2,
+    )
     bars = BarDistribution(variables["constants"]["borders"])
     mse = jnp.mean((bars.mean(logits) - y_test) ** 2)
-    return -jnp.mean(bars.log_density(logits, y_test)), {"mse": mse}
+    loss = -jnp.mean(bars.log_density(logits, y_test))
+    push = waking(variables["params"], seen["intermediates"], y.shape[-1])
+    return loss + cost * push, {"mse": mse}
 
   return loss_fn
+
+
+def waking(
+  params: Mapping[str, Any], seen: Mapping[str, Any], num_train: int
+) -> jax.Array:
+  """How strongly the blocks that learn in context push a row of zeros.
+
+  Its query is 0, so that an attention gives it the mean of all values.
+
+  Args:
+    params: Of a `TabPFNV3` without grouped heads.
+    seen: Outputs of its parts, as Flax captures them.
+    num_train: How many rows, the first ones, are looked at.
+
+  Returns:
+    The squared norm of what it gets, over that of the rows there are, summed
+    over blocks.
+  """
+  rows = seen["row_target_inject"]["__call__"][0]
+  total = jnp.float32(0)
+  for i in range(sum(name.startswith("block_") for name in params)):
+    own = params[f"block_{i}"]["attention"]
+    block = seen[f"block_{i}"]
+    normed = block["attention_norm"]["__call__"][0][..., :num_train, :]
+    mean = jnp.mean(normed, axis=-2)
+    value = jnp.einsum("...d,dkh->...kh", mean, own["value"]["kernel"])
+    update = jnp.einsum("...kh,khd->...d", value, own["out"]["kernel"])
+    length = jnp.mean(jnp.sum(rows**2, axis=-1), axis=-1)
+    total += jnp.mean(jnp.sum(update**2, axis=-1) / length)
+    rows = block["__call__"][0]
+  return total
 
 
 def _validation(
@@ -225,7 +270,7 @@ def _validation(
   def tables() -> Any:
     # No step has this index.
     key = random.fold_in(random.key(seed, impl="rbg"), 2**32 - 1)
-    return _draw(key, VALID_TABLES, *VALID_SHAPE)
+    return *_draw(key, VALID_TABLES, *VALID_SHAPE), jnp.float32(0)
 
   def validate(state: training.TrainState) -> dict[str, float]:
     loss, metrics = loss_fn(averaged_variables(state), tables(), None)
