@@ -54,7 +54,7 @@ CHECKPOINT_EVERY = 500
 # than a norm leaves them. A row is then long against what a block adds to it:
 # the thresholds, in proportion to ‖h‖², leave more room to nearly null rows.
 ROW_SCALE = 5.0
-# An attention gives a nearly null row the mean of all values and so wakes it up.
+# An attention gives a nearly null row the mean of all values: it wakes it up.
 # That is made to cost something once the rest is learnt.
 WAKING_FROM = 6000
 WAKING_COST = 0.1
