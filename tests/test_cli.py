@@ -7,12 +7,16 @@ import pytest
 from typer import testing
 
 from oflax import cli
+from oflax.studies import ablation_report
 from oflax.studies import bench_report
 from oflax.studies import digits
 from oflax.studies import digits_compare
 from oflax.studies import digits_report
 from oflax.studies import pretrain
 from oflax.studies import pretrain_report
+from oflax.studies import reproduce
+from oflax.studies import retrofit_report
+from oflax.studies import tables_report
 
 
 def call(*arguments):
@@ -138,6 +142,38 @@ def test_bench_needs_the_device_it_is_given():
   result = call("bench", "--device", "abacus")
   assert result.exit_code == 2
   assert "--device abacus" in result.output
+
+
+@pytest.mark.parametrize(
+  ("command", "module", "name"),
+  [
+    ("ablate", ablation_report, "run"),
+    ("retrofit", retrofit_report, "run"),
+    ("compare-tables", tables_report, "compare"),
+    ("reproduce", reproduce, "run"),
+  ],
+)
+def test_a_study_writes_to_its_folder(
+  command, module, name, tmp_path, monkeypatch
+):
+  seen = []
+  monkeypatch.setattr(
+    module, name, lambda folder, *args, **kwargs: seen.append(folder)
+  )
+  result = call(command, "--directory", tmp_path / "new")
+  assert result.exit_code == 0, result.output
+  assert seen == [tmp_path / "new"]
+
+
+@pytest.mark.parametrize("command", ["retrofit", "compare-tables", "reproduce"])
+def test_a_checkpoint_that_is_none_is_refused_by_name(command, tmp_path):
+  file = tmp_path / "weights.safetensors"
+  assert call(command, "--checkpoint", file).exit_code == 2
+  file.write_bytes(b"nothing")
+  folder = tmp_path / "new"
+  refused = call(command, "--checkpoint", file, "--directory", folder)
+  assert refused.exit_code == 2
+  assert "weights.safetensors" in refused.output
 
 
 def test_help_waits_for_neither_plots_nor_data():

@@ -9,6 +9,7 @@ import jax
 from rich import progress
 from rich import table as tables
 
+from oflax.retrofit import tabpfn_v3
 from oflax.studies import ablation
 from oflax.studies import ablation_report
 from oflax.studies import claims
@@ -44,6 +45,7 @@ def run(
   Returns:
     The claims of the paper beside what was measured.
   """
+  tabpfn_v3.load(checkpoint)  # A wrong file is refused before minutes go by.
   folder.mkdir(parents=True, exist_ok=True)
   laws = _laws(trials)
   hosts = [name for name in ablation_report.HOSTS if name != "MiniLM"]
