@@ -4,6 +4,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 import contextlib
 import enum
+import os
 import pathlib
 from typing import Annotated
 from typing import Any
@@ -12,7 +13,7 @@ import typer
 
 RUNS = pathlib.Path("runs")
 STEPS = 1200
-PRETRAIN_STEPS = 15_000
+PRETRAIN_STEPS = 12_000
 
 app = typer.Typer(
   help="oflax: a token that is a zero vector does not exist.",
@@ -122,8 +123,12 @@ def pretrain(
   directory: Directory = None,
 ) -> None:
   """Pretrain v3-mini, a small TabPFN v3, on random tables."""
+  import jax
+
   from oflax.studies import pretrain_report
 
+  with contextlib.suppress(RuntimeError):  # Too late: devices are in use.
+    jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
   folder = directory or RUNS / f"v3-mini-{seed}"
   settings = {"seed": seed, "steps": steps}
   _open(folder, settings, resume)

@@ -4,13 +4,17 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import functools
+import math
 import os
 from typing import Any
 
 from flax import traverse_util
 import jax
+from jax import lax
 from jax import random
 import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec
 import numpy as np
 
 from oflax import training
@@ -24,19 +28,19 @@ from oflax.studies.pretrain_optimizer import optimizer
 
 CONFIG = V3Config(
   num_buckets=112,
-  embed_dim=24,
+  embed_dim=32,
   dist_embed_num_blocks=2,
   dist_embed_num_heads=4,
-  dist_embed_num_inducing_points=16,
+  dist_embed_num_inducing_points=24,
   feat_agg_num_blocks=2,
   feat_agg_num_heads=4,
-  nlayers=4,
+  nlayers=6,
   icl_num_heads=4,
   softmax_scaling_mlp_hidden_dim=16,
   softmax_temperature=1.0,
 )
-STEPS = 15_000
-TABLES = 8
+STEPS = 12_000
+TABLES = 16
 ROWS = 128
 # Columns and train rows of a batch; each pair is a program to compile.
 SHAPES = (
@@ -56,7 +60,7 @@ CHECKPOINT_EVERY = 500
 ROW_SCALE = 5.0
 # An attention gives a nearly null row the mean of all values: it wakes it up.
 # That is made to cost something once the rest is learnt.
-WAKING_FROM = 6000
+WAKING_FROM = 2000
 WAKING_COST = 0.1
 VALID_SHAPE = (7, 100)
 VALID_TABLES = 64
@@ -209,10 +213,20 @@ def _initial(module: TabPFNV3, seed: int) -> dict[str, Any]:
 
 
 def _loss_of(module: TabPFNV3) -> Callable[..., Any]:
-  def loss_fn(
-    variables: Mapping[str, Any], batch: Any, rng: jax.Array | None
+  """The loss of a batch, whose tables all devices of the host share."""
+  count = math.gcd(TABLES, jax.local_device_count())
+  mesh = Mesh(np.array(jax.local_devices()[:count]), ("tables",))
+  everywhere, shared = PartitionSpec(), PartitionSpec("tables")
+
+  @functools.partial(
+    jax.shard_map,
+    mesh=mesh,
+    in_specs=(everywhere, (shared, shared, shared, everywhere)),
+    out_specs=everywhere,
+  )
+  def mean_loss(
+    variables: Mapping[str, Any], batch: Any
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    del rng
     x, y, y_test, cost = batch
     logits, seen = module.apply(
       variables,
@@ -225,7 +239,13 @@ def _loss_of(module: TabPFNV3) -> Callable[..., Any]:
     mse = jnp.mean((bars.mean(logits) - y_test) ** 2)
     loss = -jnp.mean(bars.log_density(logits, y_test))
     push = waking(variables["params"], seen["intermediates"], y.shape[-1])
-    return loss + cost * push, {"mse": mse}
+    return lax.pmean((loss + cost * push, {"mse": mse}), "tables")
+
+  def loss_fn(
+    variables: Mapping[str, Any], batch: Any, rng: jax.Array | None
+  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    del rng
+    return mean_loss(dict(variables), batch)
 
   return loss_fn
 

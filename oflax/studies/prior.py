@@ -94,7 +94,7 @@ def _noisy(key: jax.Array, signal: jax.Array, x: jax.Array) -> jax.Array:
   """Adds noise: normal or of heavy tails, sometimes larger where y or x is."""
   keys = random.split(key, 5)
   share, uneven, heavy, lean = random.uniform(keys[0], (4,))
-  share = 0.002 + 0.8 * share**2
+  share = 0.001 + 0.8 * share**2.5
   normal, other = random.normal(keys[1], (2, *signal.shape))
   # A normal over the root of a chi-squared of 3: Student's t.
   chi = jnp.mean(random.normal(keys[2], (3, *signal.shape)) ** 2, axis=0)

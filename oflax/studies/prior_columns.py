@@ -14,6 +14,9 @@ NODES = 24
 LAYERS = 3
 CLUSTERS = 4
 LEVELS = 10
+WAVES = 12
+# Share of tables whose rows are moments of one time.
+SERIES = 0.12
 # Of columns that say together which one of a few a row is.
 ONE_HOT = 4
 
@@ -83,8 +86,8 @@ def observed(key: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _roots(key: jax.Array, rows: int) -> jax.Array:
-  """Independent factors ``[R, F]``, of one of several shapes, or clustered."""
-  keys = random.split(key, 7)
+  """Factors ``[R, F]``: of one of several shapes, clustered, or of one time."""
+  keys = random.split(key, 8)
   shape = (rows, FACTORS)
   normal = random.normal(keys[0], shape)
   kind, clustered = random.uniform(keys[1], (2,))
@@ -95,9 +98,23 @@ def _roots(key: jax.Array, rows: int) -> jax.Array:
   cluster = jnp.searchsorted(share, random.uniform(keys[4], (rows,)))
   centers = 1.8 * random.normal(keys[5], (CLUSTERS + 1, FACTORS))
   roots = roots + jnp.where(clustered < 0.35, centers[cluster], 0)
+  series, over_time = _series(keys[7], rows)
+  roots = jnp.where(over_time, series, roots)
   # The later factors count less, so that few or many matter.
   decay = random.uniform(keys[6], minval=0.4, maxval=1.0)
   return roots * decay ** jnp.arange(FACTORS)[None]
+
+
+def _series(key: jax.Array, rows: int) -> tuple[jax.Array, jax.Array]:
+  """Factors that follow one time, the first of them; and whether they shall."""
+  keys = random.split(key, 5)
+  time = random.uniform(keys[0], (rows, 1), minval=-1.7, maxval=1.7)
+  frequency = jnp.exp(random.uniform(keys[1], (WAVES, 1), minval=-1, maxval=2))
+  phase = random.uniform(keys[2], (1, WAVES), maxval=2 * jnp.pi)
+  weights = random.normal(keys[3], (WAVES, FACTORS)) / frequency
+  waves = jnp.cos(time @ frequency.T + phase) @ weights
+  factors = standardised(waves).at[:, 0].set(time[:, 0])
+  return factors, random.bernoulli(keys[4], SERIES)
 
 
 def _network(key: jax.Array, roots: jax.Array) -> jax.Array:
