@@ -183,7 +183,7 @@ def compacted(
 
 def _check_buckets(buckets: Any) -> None:
   fits = isinstance(buckets, Sequence) and all(
-    isinstance(size, numbers.Integral) and size >= 1 for size in buckets
+    isinstance(size, numbers.Integral) and int(size) >= 1 for size in buckets
   )
   if not fits or not buckets or sorted(set(buckets)) != list(buckets):
     raise ValueError(
