@@ -14,6 +14,7 @@ from jax import lax
 from jax import random
 import jax.numpy as jnp
 from jax.sharding import Mesh
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 import numpy as np
 
@@ -129,9 +130,9 @@ def train(
 def fresh_state(
   seed: int, steps: int, config: V3Config = CONFIG
 ) -> training.TrainState:
-  """The state before the first of so many steps."""
+  """The state before the first of so many steps, on all devices."""
   module, tx, *_ = _programs(config, steps)
-  return training.create_state(
+  state = training.create_state(
     module,
     tx,
     random.key(seed),
@@ -139,6 +140,8 @@ def fresh_state(
     forward=_forward,
     variables=_initial(module, seed),
   )
+  # What a checkpoint restores goes where the state it is to be like was.
+  return jax.device_put(state, NamedSharding(_mesh(), PartitionSpec()))
 
 
 def averaged_variables(state: training.TrainState) -> dict[str, Any]:
@@ -214,13 +217,11 @@ def _initial(module: TabPFNV3, seed: int) -> dict[str, Any]:
 
 def _loss_of(module: TabPFNV3) -> Callable[..., Any]:
   """The loss of a batch, whose tables all devices of the host share."""
-  count = math.gcd(TABLES, jax.local_device_count())
-  mesh = Mesh(np.array(jax.local_devices()[:count]), ("tables",))
   everywhere, shared = PartitionSpec(), PartitionSpec("tables")
 
   @functools.partial(
     jax.shard_map,
-    mesh=mesh,
+    mesh=_mesh(),
     in_specs=(everywhere, (shared, shared, shared, everywhere)),
     out_specs=everywhere,
   )
@@ -248,6 +249,12 @@ def _loss_of(module: TabPFNV3) -> Callable[..., Any]:
     return mean_loss(dict(variables), batch)
 
   return loss_fn
+
+
+def _mesh() -> Mesh:
+  """The devices that share the tables of a batch."""
+  count = math.gcd(TABLES, jax.local_device_count())
+  return Mesh(np.array(jax.local_devices()[:count]), ("tables",))
 
 
 def waking(

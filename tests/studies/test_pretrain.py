@@ -12,6 +12,7 @@ import optax
 import pytest
 
 from oflax.retrofit import tabpfn_v3
+from oflax.retrofit.tabpfn_v3 import blocks
 from oflax.retrofit.tabpfn_v3 import files
 from oflax.retrofit.tabpfn_v3.stages import constant
 from oflax.studies import pretrain
@@ -66,11 +67,15 @@ def draw(key, *, tables, rows, columns, train):
   return x, x[:, :train, 0], x[:, train:, 0]
 
 
+WAKING = pretrain.waking
+
+
 @pytest.fixture(scope="module", autouse=True)
 def small():
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(prior, "draw", draw)
     patch.setattr(pretrain, "TabPFNV3", Toy)
+    patch.setattr(pretrain, "waking", lambda *_: jnp.float32(0))
     patch.setattr(pretrain, "TABLES", 2)
     patch.setattr(pretrain, "ROWS", 12)
     patch.setattr(pretrain, "CHECKPOINT_EVERY", 2)
@@ -130,6 +135,7 @@ def fresh():
   """The real network, before its first step."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(pretrain, "TabPFNV3", tabpfn_v3.TabPFNV3)
+    patch.setattr(pretrain, "waking", WAKING)
     pretrain._programs.cache_clear()
     state = pretrain.fresh_state(0, STEPS, CONFIG)
     *_, loss_fn = pretrain._programs(CONFIG, STEPS)
@@ -197,7 +203,39 @@ def test_every_shape_occurs(monkeypatch):
     prior, "draw", lambda key, **shape: (shape["columns"], shape["train"])
   )
   batch_at = pretrain.batches(0)
-  assert {batch_at(i) for i in range(100)} == set(pretrain.SHAPES)
+  assert {batch_at(i)[:2] for i in range(100)} == set(pretrain.SHAPES)
+
+
+def test_what_wakes_null_rows_costs_something_later():
+  batch_at = pretrain.batches(0, [(3, 8)])
+  costs = [float(batch_at(i)[-1]) for i in (0, pretrain.WAKING_FROM)]
+  assert costs == [0, pytest.approx(pretrain.WAKING_COST)]
+
+
+def test_waking_is_what_a_row_of_zeros_gets(fresh):
+  state, *_ = fresh
+  params = state.params
+  block = blocks.SelfBlock(
+    CONFIG, "host", num_heads=CONFIG.icl_num_heads, scaled=True
+  )
+  rows = jax.random.normal(jax.random.key(0), (9, CONFIG.row_dim))
+  rows = rows.at[-1].set(0)
+  _, seen = block.apply(
+    {"params": params["block_0"]},
+    rows,
+    num_sources=8,
+    mutable=["intermediates"],
+    capture_intermediates=lambda part, _: len(part.path) <= 1,
+  )
+  seen = seen["intermediates"]
+  update = seen["attention"]["__call__"][0][-1]
+  got = WAKING(
+    {"block_0": params["block_0"]},
+    {"row_target_inject": {"__call__": (rows[:-1],)}, "block_0": seen},
+    num_train=8,
+  )
+  length = jnp.mean(jnp.sum(rows[:-1] ** 2, axis=-1))
+  np.testing.assert_allclose(got, jnp.sum(update**2) / length, rtol=1e-4)
 
 
 def test_borders_are_fine_where_targets_are():
