@@ -13,11 +13,12 @@ import pytest
 import oflax
 from oflax import laws
 from oflax import linen
+from oflax import sequences
 from oflax import training
 from oflax.retrofit import minilm
 from oflax.retrofit import tabpfn_v3
 
-MODULES = (oflax, linen, laws, training, minilm, tabpfn_v3)
+MODULES = (oflax, linen, laws, sequences, training, minilm, tabpfn_v3)
 H = jax.ShapeDtypeStruct((2, 5, 8), jnp.float32)
 HEADS = jax.ShapeDtypeStruct((2, 5, 2, 4), jnp.float32)
 P = jax.ShapeDtypeStruct((2, 5), jnp.float32)

@@ -8,6 +8,7 @@ from oflax.linen.components import ONorm
 from oflax.linen.components import OPool
 from oflax.linen.components import OStandardize
 from oflax.linen.embed import OEmbed
+from oflax.linen.language_model import OLanguageModel
 from oflax.linen.presence import OPresence
 from oflax.linen.stacking import stack_blocks
 from oflax.linen.stacking import unstack_blocks
@@ -20,6 +21,7 @@ __all__ = (
   "OBlock",
   "OEmbed",
   "OInject",
+  "OLanguageModel",
   "ONorm",
   "OPool",
   "OPresence",

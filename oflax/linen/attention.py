@@ -1,5 +1,6 @@
 """OAttention as a module."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from flax import linen as nn
@@ -14,6 +15,8 @@ from oflax import _checks
 from oflax import _numerics
 from oflax import _presence
 from oflax import _rotary
+from oflax.linen.cache import COLLECTION
+from oflax.linen.cache import Cache
 from oflax.linen.presence import WithPresence
 
 
@@ -39,6 +42,9 @@ class OAttention(WithPresence):
     local_window_size: w or (left, right), in positions.
     broadcast_dropout: One dropout mask for all samples and heads.
     implementation: As in `oflax.o_attention`.
+    decode: Whether tokens are added to the collection "cache", and sources are
+      all that is in it (see `oflax.sequences.init_cache`). With a window it is
+      a ring, whose oldest slots are written over.
     dtype: Of the computation; default: that of inputs and parameters.
     param_dtype: Of the parameters.
     kernel_init: Initialiser of the kernels.
@@ -75,6 +81,7 @@ class OAttention(WithPresence):
   local_window_size: int | tuple[int, int] | None = None
   broadcast_dropout: bool = False
   implementation: str | None = None
+  decode: bool = False
   dtype: Dtype | None = None
   param_dtype: Dtype = jnp.float32
   kernel_init: Initializer = nn.linear.default_kernel_init
@@ -159,9 +166,17 @@ class OAttention(WithPresence):
       source_positions = receiver_positions
     if is_self and receiver_positions is None:
       receiver_positions = source_positions
-    if self._ordered:
+    cached = None
+    if self.decode:
+      self._check_decode(is_self, receiver_segments, source_segments)
+      cached = self._cached()
+    if self._ordered or self.decode:
       if receiver_positions is None:
         receiver_positions = _presence.presence_rank(receiver_presence)
+        if cached is not None:
+          receiver_positions += cached.index[..., None]
+        if is_self:
+          source_positions = receiver_positions
       if source_positions is None:
         source_positions = _presence.presence_rank(source_presence)
 
@@ -182,6 +197,12 @@ class OAttention(WithPresence):
     if self.rotary:
       query = self._rotate("receiver_positions", query, receiver_positions)
       key = self._rotate("source_positions", key, source_positions)
+    full = None
+    if self.decode:
+      new = Cache(key, value, source_presence, source_positions, jnp.int32(0))
+      key, value, source_presence, source_positions, full = self._extended(
+        cached, new
+      )
 
     visibility: dict[str, Any] = dict(
       mask=mask,
@@ -214,7 +235,58 @@ class OAttention(WithPresence):
     out_features = _default(self.out_features, inputs_q.shape[-1])
     outputs = self._dense(out_features, (-2, -1), "out")(mean)
     gate = jnp.where(support, receiver_presence, 0)
+    if full is not None:
+      # Rows that had no room left are seen to have lost tokens.
+      gate = jnp.where(full[..., None] & (gate != 0), jnp.nan, gate)
     return _numerics.gate(outputs, gate).astype(self.dtype or inputs_q.dtype)
+
+  def _check_decode(self, is_self: bool, *segments: jax.Array | None) -> None:
+    if not is_self:
+      raise ValueError("decode=True is for self-attention, got inputs_k.")
+    if any(segment is not None for segment in segments):
+      raise ValueError("decode=True takes no segments, got some.")
+    known = self.has_variable(COLLECTION, "index") or self.is_initializing()
+    if not (known and self.is_mutable_collection(COLLECTION)):
+      raise ValueError(
+        f'decode=True needs mutable=["{COLLECTION}"], and at apply a cache'
+        " among the variables: see oflax.sequences.init_cache."
+      )
+
+  def _cached(self) -> Cache | None:
+    """What is in the cache; None if there is none yet."""
+    if not self.has_variable(COLLECTION, "index"):
+      return None
+    return Cache(*(self.get_variable(COLLECTION, n) for n in Cache._fields))
+
+  def _extended(self, cached: Cache | None, new: Cache) -> tuple[Any, ...]:
+    """The sources with new ones, and which rows were full."""
+    if cached is None:
+      # At initialisation the tokens only say how many slots there are.
+      batch, length = new.presence.shape[:-1], new.presence.shape[-1]
+      heads = new.key.shape[-2:], new.value.shape[-2:]
+      cached = Cache.empty(batch, length, *heads, new.key.dtype)
+      self._keep(cached)
+      return (*new[:-1], None)
+    left = self._ring()
+    after = cached.append(new, ring=left is not None)
+    self._keep(after)
+    if left is None:
+      return (*after.sources()[:-1], after.check())
+    if after.length >= left + new.presence.shape[-1]:
+      return (*after.sources()[:-1], None)
+    # The first new token looks at slots that the last one is written to.
+    return (*cached.followed_by(new)[:-1], None)
+
+  def _keep(self, cache: Cache) -> None:
+    for name, value in cache._asdict().items():
+      self.put_variable(COLLECTION, name, value)
+
+  def _ring(self) -> int | None:
+    """How far back a causal window reaches; None without one."""
+    window = self.local_window_size
+    if window is None or not self.is_causal:
+      return None
+    return window[0] if isinstance(window, Sequence) else window
 
   @property
   def _ordered(self) -> bool:

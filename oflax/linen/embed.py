@@ -67,3 +67,10 @@ class OEmbed(nn.Module):
     # Nulls look up row 0, so that no id out of range reaches the table.
     carrier = jnp.take(table, jnp.where(null, 0, ids), axis=0, mode="fill")
     return jnp.where(null[..., None], 0, carrier)
+
+  def attend(self, carrier: jax.Array) -> jax.Array:
+    """Maps carriers ``[..., n, features]`` to scores ``[..., n, ids]``."""
+    table = self.get_variable("params", "embedding")
+    carrier, table = nn.dtypes.promote_dtype(carrier, table, dtype=self.dtype)
+    scores: jax.Array = carrier @ table.T
+    return scores

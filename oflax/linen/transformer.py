@@ -17,6 +17,7 @@ from oflax import _components
 from oflax import _presence
 from oflax import _visibility
 from oflax.linen.attention import OAttention
+from oflax.linen.cache import COLLECTION
 from oflax.linen.calibration import CALIBRATING
 from oflax.linen.components import OFFN
 from oflax.linen.components import ONorm
@@ -42,6 +43,7 @@ class _Fields(WithPresence, kw_only=True):
   gated: bool = False
   activation: Callable[[jax.Array], jax.Array] = nn.gelu
   implementation: str | None = None
+  decode: bool = False
   epsilon: float = 1e-6
   normalize_qk: bool = False
   broadcast_dropout: bool = False
@@ -88,6 +90,7 @@ _ATTENTION = (
   "is_causal",
   "local_window_size",
   "implementation",
+  "decode",
   "normalize_qk",
   "broadcast_dropout",
 )
@@ -299,6 +302,8 @@ class OTransformer(_Fields):
       if self.variant == "host" or not self.closed:
         presence = jnp.ones_like(presence)
       positions = _presence.presence_rank(presence)
+      if self.decode:
+        positions += self._seen(presence)[..., None]
 
     def apply_block(block: OBlock, h: jax.Array) -> jax.Array:
       return block(
@@ -365,6 +370,16 @@ class OTransformer(_Fields):
     place = jnp.broadcast_to(jnp.arange(tokens[-1]), tokens)
     return _compaction.compacted(run)(carriers, place, positions, segments)
 
+  def _seen(self, presence: jax.Array) -> jax.Array:
+    """How many tokens came in earlier calls, ``[...]``; counts these."""
+    batch = presence.shape[:-1]
+    initialised = self.has_variable(COLLECTION, "index")
+    index = self.variable(COLLECTION, "index", jnp.zeros, batch, jnp.int32)
+    seen: jax.Array = index.value
+    if initialised:
+      index.value = seen + jnp.sum(presence != 0, axis=-1, dtype=jnp.int32)
+    return seen
+
   @nn.nowrap
   def block(self, name: str | None = None) -> OBlock:
     """A block of the stack: a part of it inside its call, else on its own."""
@@ -377,4 +392,4 @@ class OTransformer(_Fields):
 
 
 # The collections whose variables have one entry a layer under scan.
-_LAYERED = ("params", "calibration", "intermediates", CALIBRATING)
+_LAYERED = ("params", "calibration", "intermediates", CALIBRATING, COLLECTION)

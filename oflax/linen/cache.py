@@ -1,0 +1,137 @@
+"""The slots in which decoding keeps the keys and values of tokens seen.
+
+A slot that holds nothing is a null source: it needs no mask.
+"""
+
+from typing import NamedTuple
+
+import jax
+from jax import lax
+from jax.experimental import checkify
+import jax.numpy as jnp
+
+from oflax import _presence
+
+COLLECTION = "cache"
+
+
+class Cache(NamedTuple):
+  """L slots for each row of a batch; only present tokens take one.
+
+  Attributes:
+    key: ``[..., L, K, H]``; slots not written may hold anything.
+    value: ``[..., L, K, V]``.
+    presence: ``[..., L]``.
+    position: ``[..., L]``, int32.
+    index: Tokens written so far, ``[...]``, int32: a row's next slot.
+  """
+
+  key: jax.Array
+  value: jax.Array
+  presence: jax.Array
+  position: jax.Array
+  index: jax.Array
+
+  @classmethod
+  def empty(
+    cls,
+    batch: tuple[int, ...],
+    length: int,
+    key: tuple[int, int],
+    value: tuple[int, int],
+    dtype: jnp.dtype,
+  ) -> "Cache":
+    """A cache of nothing, for heads and features of keys and of values."""
+    return cls(
+      jnp.zeros((*batch, length, *key), dtype),
+      jnp.zeros((*batch, length, *value), dtype),
+      jnp.zeros((*batch, length), jnp.float32),
+      jnp.zeros((*batch, length), jnp.int32),
+      jnp.zeros(batch, jnp.int32),
+    )
+
+  @property
+  def length(self) -> int:
+    """The number of slots L."""
+    return int(self.presence.shape[-1])
+
+  def written(self) -> jax.Array:
+    """Which slots hold a token, ``[..., L]``."""
+    shape = self.presence.shape
+    slot = lax.broadcasted_iota(jnp.int32, shape, len(shape) - 1)
+    return slot < self.index[..., None]
+
+  def sources(self) -> "Cache":
+    """The cache with the presence of slots not written at 0."""
+    return self._replace(presence=jnp.where(self.written(), self.presence, 0))
+
+  def append(self, new: "Cache", *, ring: bool) -> "Cache":
+    """Writes new tokens, the present ones, after those of each row.
+
+    Args:
+      new: T of them, as a cache; its index does not matter.
+      ring: Whether the oldest slots are written over when all are full.
+
+    Returns:
+      The cache after them. Without a ring, what finds no slot is dropped, and
+      `overflowed` is true.
+    """
+    present = new.presence != 0
+    rank = _presence.presence_rank(new.presence)
+    count = jnp.sum(present, axis=-1, dtype=jnp.int32)
+    slot = self.index[..., None] + rank
+    if ring:
+      # Of more tokens than slots only the last are kept: no slot twice.
+      present &= rank >= count[..., None] - self.length
+      slot %= self.length
+    slot = jnp.where(present, slot, self.length)
+    return Cache(
+      *(_put(x, slot, y) for x, y in zip(self[:-1], new[:-1], strict=True)),
+      self.index + count,
+    )
+
+  def followed_by(self, new: "Cache") -> "Cache":
+    """The slots of the cache and after them all new tokens, to look at."""
+    joined = (
+      jnp.concatenate([x, y.astype(x.dtype)], axis=self.index.ndim)
+      for x, y in zip(self.sources()[:-1], new[:-1], strict=True)
+    )
+    return Cache(*joined, self.index)
+
+  def overflowed(self) -> jax.Array:
+    """Which rows, ``[...]``, were given more tokens than slots."""
+    return self.index > self.length
+
+  def check(self) -> jax.Array:
+    """`overflowed`; an error eagerly, and under checkify.
+
+    Raises:
+      ValueError: A row is full.
+    """
+    full = self.overflowed()
+    if not isinstance(full, jax.core.Tracer):
+      if bool(jnp.any(full)):
+        raise ValueError(
+          f"cache must have room for {int(jnp.max(self.index))} tokens, got"
+          f" max_length={self.length}."
+        )
+    else:
+      checkify.debug_check(
+        ~jnp.any(full),
+        "cache must have room for {count} tokens, got max_length={length}.",
+        count=jnp.max(self.index),
+        length=jnp.asarray(self.length),
+      )
+    return full
+
+
+def _put(slots: jax.Array, slot: jax.Array, new: jax.Array) -> jax.Array:
+  """Writes new ``[..., T, *]`` to slots ``[..., L, *]``; beyond L, nowhere."""
+  batch = slot.shape[:-1]
+  rest = slots.shape[slot.ndim :]
+  flat = slots.reshape(-1, slots.shape[slot.ndim - 1], *rest)
+  row = lax.broadcasted_iota(jnp.int32, (flat.shape[0], slot.shape[-1]), 0)
+  put = flat.at[row, slot.reshape(row.shape)].set(
+    new.reshape(*row.shape, *rest).astype(slots.dtype), mode="drop"
+  )
+  return put.reshape(*batch, *put.shape[1:])

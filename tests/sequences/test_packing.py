@@ -1,0 +1,107 @@
+"""Packed sequences are computed as if each were alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import oflax
+from oflax.linen import OTransformer
+from oflax.sequences import pack
+from oflax.sequences import unpack
+
+RNG = np.random.default_rng(0)
+SEQUENCES = [
+  RNG.normal(size=(n, 8)).astype(np.float32) for n in (5, 2, 7, 1, 4, 3)
+]
+MODEL = OTransformer(
+  num_layers=2,
+  num_heads=2,
+  mlp_dim=12,
+  rotary=True,
+  is_causal=True,
+  bias_init=jax.nn.initializers.normal(0.3),
+)
+VARIABLES = MODEL.init(jax.random.key(0), SEQUENCES[0])
+PACKED = pack(SEQUENCES, 8)
+
+
+def run(variables, packed):
+  return MODEL.apply(
+    variables,
+    packed.tokens,
+    positions=packed.positions,
+    segments=packed.segments,
+  )
+
+
+def test_rows_are_as_few_as_first_fit_decreasing_finds():
+  assert PACKED.tokens.shape == (3, 8, 8)
+  for sequence, part in zip(
+    SEQUENCES, unpack(PACKED.tokens, PACKED), strict=True
+  ):
+    np.testing.assert_array_equal(part, sequence)
+  used = PACKED.segments > 0
+  assert used.sum() == sum(map(len, SEQUENCES))
+  assert not PACKED.tokens[~used].any()
+
+
+def test_outputs_are_those_of_the_sequences_apart():
+  for got, sequence in zip(
+    unpack(run(VARIABLES, PACKED), PACKED), SEQUENCES, strict=True
+  ):
+    want = MODEL.apply(VARIABLES, sequence)
+    np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def test_losses_and_gradients_are_those_of_the_sequences_apart():
+  def errors(out):
+    return jnp.sum(jnp.sin(out), axis=-1)
+
+  def packed_loss(params):
+    out = run({**VARIABLES, "params": params}, PACKED)
+    present = (PACKED.segments > 0).astype(np.float32)
+    return oflax.present_mean(errors(out), present)
+
+  def loss_apart(params):
+    variables = {**VARIABLES, "params": params}
+    each = [jnp.sum(errors(MODEL.apply(variables, s))) for s in SEQUENCES]
+    return sum(each) / sum(map(len, SEQUENCES))
+
+  got = jax.value_and_grad(packed_loss)(VARIABLES["params"])
+  want = jax.value_and_grad(loss_apart)(VARIABLES["params"])
+  largest = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(want))
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * largest),
+    got,
+    want,
+  )
+
+
+def test_nothing_packs_into_nothing():
+  packed = pack([], 4)
+  assert packed.tokens.shape == (0, 4)
+  assert unpack(packed.tokens, packed) == []
+  packed = pack([np.zeros((0, 2)), np.ones((3, 2))], 4)
+  assert [len(part) for part in unpack(packed.tokens, packed)] == [0, 3]
+
+
+@pytest.mark.parametrize(
+  ("call", "message"),
+  [
+    (lambda: pack([[1, 2, 3]], 2), "length must hold .* 3, got 2"),
+    (lambda: pack([[1]], 0), "length must be .*got 0"),
+    (
+      lambda: pack([np.ones(2), np.ones((2, 1))], 4),
+      "sequences must be .*alike",
+    ),
+    (lambda: pack([1], 4), r"sequences must be .*got shapes \[\(\)\]"),
+    (
+      lambda: unpack(np.ones((2, 8)), PACKED),
+      r"values must be \(3, 8\) first, got shape \(2, 8\)",
+    ),
+  ],
+)
+def test_wrong_input_is_named_with_its_value(call, message):
+  with pytest.raises(ValueError, match=message):
+    call()
