@@ -199,6 +199,7 @@ class OAttention(WithPresence):
       key = self._rotate("source_positions", key, source_positions)
     full = None
     if self.decode:
+      assert source_positions is not None  # As above.
       new = Cache(key, value, source_presence, source_positions, jnp.int32(0))
       key, value, source_presence, source_positions, full = self._extended(
         cached, new
@@ -263,8 +264,8 @@ class OAttention(WithPresence):
     if cached is None:
       # At initialisation the tokens only say how many slots there are.
       batch, length = new.presence.shape[:-1], new.presence.shape[-1]
-      heads = new.key.shape[-2:], new.value.shape[-2:]
-      cached = Cache.empty(batch, length, *heads, new.key.dtype)
+      key, value = new.key.shape[-2:], new.value.shape[-2:]
+      cached = Cache.empty(batch, length, key, value, new.key.dtype)
       self._keep(cached)
       return (*new[:-1], None)
     left = self._ring()

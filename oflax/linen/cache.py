@@ -30,15 +30,15 @@ class Cache(NamedTuple):
   value: jax.Array
   presence: jax.Array
   position: jax.Array
-  index: jax.Array
+  index: jax.Array  # type: ignore[assignment]  # What tuples do is not wanted.
 
   @classmethod
   def empty(
     cls,
     batch: tuple[int, ...],
     length: int,
-    key: tuple[int, int],
-    value: tuple[int, int],
+    key: tuple[int, ...],
+    value: tuple[int, ...],
     dtype: jnp.dtype,
   ) -> "Cache":
     """A cache of nothing, for heads and features of keys and of values."""
@@ -85,18 +85,16 @@ class Cache(NamedTuple):
       present &= rank >= count[..., None] - self.length
       slot %= self.length
     slot = jnp.where(present, slot, self.length)
-    return Cache(
-      *(_put(x, slot, y) for x, y in zip(self[:-1], new[:-1], strict=True)),
-      self.index + count,
-    )
+    put = [_put(x, slot, y) for x, y in zip(self[:-1], new[:-1], strict=True)]
+    return Cache._make([*put, self.index + count])
 
   def followed_by(self, new: "Cache") -> "Cache":
     """The slots of the cache and after them all new tokens, to look at."""
-    joined = (
+    joined = [
       jnp.concatenate([x, y.astype(x.dtype)], axis=self.index.ndim)
       for x, y in zip(self.sources()[:-1], new[:-1], strict=True)
-    )
-    return Cache(*joined, self.index)
+    ]
+    return Cache._make([*joined, self.index])
 
   def overflowed(self) -> jax.Array:
     """Which rows, ``[...]``, were given more tokens than slots."""

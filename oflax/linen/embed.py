@@ -70,7 +70,7 @@ class OEmbed(nn.Module):
 
   def attend(self, carrier: jax.Array) -> jax.Array:
     """Maps carriers ``[..., n, features]`` to scores ``[..., n, ids]``."""
-    table = self.get_variable("params", "embedding")
+    table: jax.Array = self.get_variable("params", "embedding")
     carrier, table = nn.dtypes.promote_dtype(carrier, table, dtype=self.dtype)
     scores: jax.Array = carrier @ table.T
     return scores

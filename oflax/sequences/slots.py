@@ -159,10 +159,11 @@ def _empty(
     rows = (*key.shape[:-3], *batch)
     heads = key.shape[-2:], value.shape[-2:]
     return Cache.empty(rows, length, *heads, dtype or key.dtype)._asdict()
-  found = {
-    name: _empty(part, batch, length, dtype) for name, part in params.items()
+  found: dict[str, Any] = {
+    name: cache
+    for name, part in params.items()
+    if (cache := _empty(part, batch, length, dtype))
   }
-  found = {name: cache for name, cache in found.items() if cache}
   if set(found) & _STACK:
     found["index"] = jnp.zeros(batch, jnp.int32)
   return found
