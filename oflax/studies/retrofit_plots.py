@@ -18,6 +18,13 @@ PathLike = str | os.PathLike[str]
 
 NAMES = {"attention": "OAttention", "full": "Full-O"}
 COLORS = {"attention": "tab:orange", "full": "tab:blue"}
+HANDLING_COLORS = {
+  "host, NaN": "tab:gray",
+  "host, mean": "tab:brown",
+  "host, NaN without indicator": "tab:pink",
+  "full, null tokens": "tab:blue",
+  "full, dropped": "tab:cyan",
+}
 # Of the source paper, for TabPFN v3, in percent.
 PAPER = {"attention": 0.088, "full": 0.177}
 
@@ -59,8 +66,9 @@ def plot_curve(
     )
     upper.axhline(PAPER[variant], color=color, lw=0.8, ls=":")
     basin = np.array([point.basin for point in mine])
+    label = NAMES[variant] + ("" if basin.any() else ": none does")
     basin[basin == 0] = np.nan
-    lower.plot(alpha, basin, "o-", ms=4, color=color, label=NAMES[variant])
+    lower.plot(alpha, basin, "o-", ms=4, color=color, label=label)
   threshold = np.array([point.threshold for point in mine])
   lower.plot(alpha, threshold, color="0.4", ls="--", lw=0.8, label="√τ")
   lower.plot(alpha, threshold / 30, color="0.4", ls=":", lw=0.8, label="√τ/30")
@@ -106,12 +114,13 @@ def plot_missing(rows: Sequence[Row], path: PathLike) -> None:
         [100 * row.change for row in mine],
         width,
         label=handling,
-        color=plt.get_cmap("tab10")(i),
+        color=HANDLING_COLORS[handling],
       )
     axes.axhline(0, color="0.4", lw=0.8)
     axes.set(title=f"{kind} deleted", xlabel="share deleted")
     axes.set_xticks(range(len(shares)), [f"{share:.0%}" for share in shares])
-    axes.legend(frameon=False, fontsize="small")
+    axes.legend(frameon=False, fontsize="small", loc="upper left")
     figures.lighten(axes)
   panels[0].set(ylabel="change of the mean RMSE (%)")
+  panels[0].margins(y=0.35)  # For the legends.
   figures.save(figure, path)
