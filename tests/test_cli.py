@@ -1,5 +1,6 @@
 """The command: its options, what it refuses, and Ctrl-C."""
 
+import re
 import subprocess
 import sys
 
@@ -173,7 +174,8 @@ def test_a_checkpoint_that_is_none_is_refused(command, tmp_path):
   folder = tmp_path / "new"
   refused = call(command, "--checkpoint", file, "--directory", folder)
   assert refused.exit_code == 2
-  assert "header too small" in refused.output
+  # Wherever a line of it ends.
+  assert "headertoosmall" in re.sub("[^a-z]", "", refused.output)
   assert not folder.exists()
 
 

@@ -133,14 +133,13 @@ def v3_stack(
   """
   tables = synthetic.tables(seed)
   columns = int(tables.column_present[-1].sum())
-  _, seen = module.clone(variant="host").apply(
+  present = _output_of(
+    module.clone(variant="host"),
+    "row_target_inject",
     variables,
     tables.x[-1, :, :columns],
     tables.y[-1],
-    mutable=["intermediates"],
-    capture_intermediates=lambda part, _: part.name == "row_target_inject",
   )
-  present = seen["intermediates"]["row_target_inject"]["__call__"][0]
   config = module.config
   blocks = {
     variant: SelfBlock(
@@ -165,13 +164,7 @@ def minilm_stack() -> Stack:
   model = minilm.load()
   ids = model.tokenize([TEXT])
   ids = ids[:, : int((ids != 0).sum())]
-  _, seen = model.encoder.apply(
-    dict(model.variables),
-    ids,
-    mutable=["intermediates"],
-    capture_intermediates=lambda part, _: part.name == "norm",
-  )
-  present = seen["intermediates"]["norm"]["__call__"][0][0]
+  present = _output_of(model.encoder, "norm", dict(model.variables), ids)[0]
   body = {name: tree["body"] for name, tree in model.variables.items()}
   blocks = {}
   for variant in VARIANTS:
@@ -179,6 +172,21 @@ def minilm_stack() -> Stack:
     blocks[variant] = bound.body.block()
   count = model.encoder.num_layers
   return Stack("MiniLM", present, len(present), blocks, _of_blocks(body, count))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _output_of(
+  module: nn.Module, name: str, variables: Mapping[str, Any], *inputs: Any
+) -> jax.Array:
+  """What a part of a module gives when the module is called."""
+  _, seen = module.apply(
+    variables,
+    *inputs,
+    mutable=["intermediates"],
+    capture_intermediates=lambda part, _: part.path == (name,),
+  )
+  output: jax.Array = seen["intermediates"][name]["__call__"][0]
+  return output
 
 
 def _of_blocks(

@@ -18,12 +18,18 @@ VARIABLES = jax.jit(MODEL.init)(jax.random.key(3), PROMPTS)
 VARIABLES = jax.tree.map(lambda x: 3 * x, VARIABLES)
 
 
+@jax.jit
+def logits_of(ids):
+  return MODEL.apply(VARIABLES, ids)
+
+
 def greedy(prompt, steps):
   """Id by id, each from a pass over all before."""
   ids = [i for i in prompt.tolist() if i]
   for _ in range(steps):
-    logits = MODEL.apply(VARIABLES, jnp.array([ids]))[0, -1]
-    ids.append(int(jnp.argmax(logits.at[0].set(-jnp.inf))))
+    padded = np.pad(ids, (0, 9 - len(ids)))
+    logits = np.asarray(logits_of(padded[None])[0, len(ids) - 1])
+    ids.append(1 + int(np.argmax(logits[1:])))
   return ids[-steps:]
 
 
