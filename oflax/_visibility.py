@@ -110,7 +110,7 @@ def visibility(
       )
   if not isinstance(is_causal, bool | np.bool_):
     raise ValueError(f"is_causal must be True or False, got {is_causal!r}.")
-  window = _window(local_window_size)
+  window = window_sides(local_window_size)
 
   positions = None
   if is_causal or window is not None:
@@ -177,7 +177,10 @@ def taken(mask: jax.Array, place: jax.Array) -> jax.Array:
   return mask
 
 
-def _window(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
+def window_sides(
+  size: int | tuple[int, int] | None,
+) -> tuple[int, int] | None:
+  """How far a window reaches to the left and right."""
   if size is None:
     return None
   window = tuple(size) if isinstance(size, Sequence) else (size, size)

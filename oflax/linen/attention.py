@@ -1,6 +1,5 @@
 """OAttention as a module."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from flax import linen as nn
@@ -15,6 +14,8 @@ from oflax import _checks
 from oflax import _numerics
 from oflax import _presence
 from oflax import _rotary
+from oflax import _visibility
+from oflax.linen import cache
 from oflax.linen.cache import COLLECTION
 from oflax.linen.cache import Cache
 from oflax.linen.presence import WithPresence
@@ -169,16 +170,12 @@ class OAttention(WithPresence):
     cached = None
     if self.decode:
       self._check_decode(is_self, receiver_segments, source_segments)
-      cached = self._cached()
+      cached = cache.stored(self)
     if self._ordered or self.decode:
       if receiver_positions is None:
-        receiver_positions = _presence.presence_rank(receiver_presence)
-        if cached is not None:
-          receiver_positions += cached.index[..., None]
-        if is_self:
-          source_positions = receiver_positions
+        receiver_positions = self._ranks(receiver_presence, cached)
       if source_positions is None:
-        source_positions = _presence.presence_rank(source_presence)
+        source_positions = self._ranks(source_presence, cached)
 
     def project(
       name: str, inputs: jax.Array, presence: jax.Array, heads: int
@@ -201,8 +198,9 @@ class OAttention(WithPresence):
     if self.decode:
       assert source_positions is not None  # As above.
       new = Cache(key, value, source_presence, source_positions, jnp.int32(0))
-      key, value, source_presence, source_positions, full = self._extended(
-        cached, new
+      left = self._reach_back()
+      (key, value, source_presence, source_positions, _), full = cache.extend(
+        self, cached, new, left
       )
 
     visibility: dict[str, Any] = dict(
@@ -253,41 +251,15 @@ class OAttention(WithPresence):
         " among the variables: see oflax.sequences.init_cache."
       )
 
-  def _cached(self) -> Cache | None:
-    """What is in the cache; None if there is none yet."""
-    if not self.has_variable(COLLECTION, "index"):
-      return None
-    return Cache(*(self.get_variable(COLLECTION, n) for n in Cache._fields))
+  def _ranks(self, presence: jax.Array, cached: Cache | None) -> jax.Array:
+    """Default positions: presence ranks, after the tokens seen already."""
+    rank = _presence.presence_rank(presence)
+    return rank if cached is None else rank + cached.index[..., None]
 
-  def _extended(self, cached: Cache | None, new: Cache) -> tuple[Any, ...]:
-    """The sources with new ones, and which rows were full."""
-    if cached is None:
-      # At initialisation the tokens only say how many slots there are.
-      batch, length = new.presence.shape[:-1], new.presence.shape[-1]
-      key, value = new.key.shape[-2:], new.value.shape[-2:]
-      cached = Cache.empty(batch, length, key, value, new.key.dtype)
-      self._keep(cached)
-      return (*new[:-1], None)
-    left = self._ring()
-    after = cached.append(new, ring=left is not None)
-    self._keep(after)
-    if left is None:
-      return (*after.sources()[:-1], after.check())
-    if after.length >= left + new.presence.shape[-1]:
-      return (*after.sources()[:-1], None)
-    # The first new token looks at slots that the last one is written to.
-    return (*cached.followed_by(new)[:-1], None)
-
-  def _keep(self, cache: Cache) -> None:
-    for name, value in cache._asdict().items():
-      self.put_variable(COLLECTION, name, value)
-
-  def _ring(self) -> int | None:
+  def _reach_back(self) -> int | None:
     """How far back a causal window reaches; None without one."""
-    window = self.local_window_size
-    if window is None or not self.is_causal:
-      return None
-    return window[0] if isinstance(window, Sequence) else window
+    window = _visibility.window_sides(self.local_window_size)
+    return window[0] if window is not None and self.is_causal else None
 
   @property
   def _ordered(self) -> bool:

@@ -5,6 +5,7 @@ A slot that holds nothing is a null source: it needs no mask.
 
 from typing import NamedTuple
 
+from flax import linen as nn
 import jax
 from jax import lax
 from jax.experimental import checkify
@@ -74,7 +75,7 @@ class Cache(NamedTuple):
 
     Returns:
       The cache after them. Without a ring, what finds no slot is dropped, and
-      `overflowed` is true.
+      `check` says so.
     """
     present = new.presence != 0
     rank = _presence.presence_rank(new.presence)
@@ -96,17 +97,15 @@ class Cache(NamedTuple):
     ]
     return Cache._make([*joined, self.index])
 
-  def overflowed(self) -> jax.Array:
-    """Which rows, ``[...]``, were given more tokens than slots."""
-    return self.index > self.length
-
   def check(self) -> jax.Array:
-    """`overflowed`; an error eagerly, and under checkify.
+    """Which rows were given more tokens than slots, ``[...]``.
+
+    An error eagerly, and under checkify.
 
     Raises:
       ValueError: A row is full.
     """
-    full = self.overflowed()
+    full = self.index > self.length
     if not isinstance(full, jax.core.Tracer):
       if bool(jnp.any(full)):
         raise ValueError(
@@ -121,6 +120,51 @@ class Cache(NamedTuple):
         length=jnp.asarray(self.length),
       )
     return full
+
+
+def stored(module: nn.Module) -> Cache | None:
+  """What a module has in its cache; None if there is none yet."""
+  if not module.has_variable(COLLECTION, "index"):
+    return None
+  return Cache._make(module.get_variable(COLLECTION, n) for n in Cache._fields)
+
+
+def extend(
+  module: nn.Module, cached: Cache | None, new: Cache, left: int | None
+) -> tuple[Cache, jax.Array | None]:
+  """Adds tokens to the cache of a module.
+
+  Args:
+    module: Of the cache.
+    cached: What is in it. None, at initialisation: new tokens only say how many
+      slots there are.
+    new: T tokens.
+    left: How far back they look; None: to the first, which takes a slot each.
+
+  Returns:
+    The sources that new tokens look at, and which rows had no room left, or
+    None where there always is.
+  """
+  if cached is None:
+    batch, heads = new.presence.shape, new.key.shape[-2:]
+    empty = Cache.empty(
+      batch[:-1], batch[-1], heads, new.value.shape[-2:], new.key.dtype
+    )
+    _keep(module, empty)
+    return new, None
+  after = cached.append(new, ring=left is not None)
+  _keep(module, after)
+  if left is None:
+    return after.sources(), after.check()
+  if after.length >= left + new.length:
+    return after.sources(), None
+  # The first new token looks at slots that the last one is written to.
+  return cached.followed_by(new), None
+
+
+def _keep(module: nn.Module, cache: Cache) -> None:
+  for name, value in cache._asdict().items():
+    module.put_variable(COLLECTION, name, value)
 
 
 def _put(slots: jax.Array, slot: jax.Array, new: jax.Array) -> jax.Array:

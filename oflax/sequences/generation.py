@@ -36,7 +36,7 @@ def generate(
   others nothing more, and when all have ended the loop does.
 
   Args:
-    module: A language model.
+    module: A language model of the variant "full".
     variables: Its variables.
     prompts: Integer ids ``[B, n]``, null ids anywhere for shorter ones.
     steps: Ids to add, at most.
@@ -72,7 +72,7 @@ def generate(
   padding = ((0, 0), (0, longest - prompts.shape[1]))
   prompts = np.pad(prompts, padding, constant_values=null)
   return _generate(
-    module.clone(decode=True, compact=False, variant="full"),
+    module.clone(decode=True, compact=False),
     steps,
     top_k,
     temperature == 0,
@@ -185,6 +185,7 @@ def _check(
   key: jax.Array | None,
   stop: int | None,
 ) -> None:
+  _checks.check_choice("module.variant", module.variant, ("full",))
   if prompts.ndim != 2 or not np.issubdtype(prompts.dtype, np.integer):
     raise ValueError(
       f"prompts must be integers [B, n], got {prompts.dtype} of shape"

@@ -11,15 +11,13 @@ import platform
 from typing import Any
 
 import jax
-import matplotlib
-
-matplotlib.use("Agg")
-
 from matplotlib import pyplot as plt
+from matplotlib import ticker
 import numpy as np
 
 from oflax.studies import bench
 from oflax.studies import bench_subjects as subjects
+from oflax.studies import figures
 from oflax.studies.bench import Row
 
 Group = tuple[str, Callable[[], list[bench.Subject]]]
@@ -328,12 +326,10 @@ def _plot(shown: list[Ratio], path: pathlib.Path) -> None:
   axes.margins(x=0.1, y=0.005)
   axes.set_yticks(places, [ratio.measure for ratio in shown], size=7)
   axes.set_xscale("log", base=2)
-  axes.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
+  axes.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
   axes.set_xlabel("times as much as oflax takes (black: the aim)")
-  for side in ("top", "right"):
-    axes.spines[side].set_visible(False)
-  figure.savefig(path, dpi=130)
-  plt.close(figure)
+  axes.spines[["top", "right"]].set_visible(False)
+  figures.save(figure, path)
 
 
 def _model() -> str:

@@ -16,7 +16,6 @@ REPRODUCED = "reproduced"
 CONTRADICTED = "not reproduced: measured otherwise"
 NO_WEIGHTS = "not reproduced: weights not available"
 ELSEWHERE = "measured on another host"
-V3_CHANGES = {"attention": 0.00088, "full": 0.00177}
 
 LIMITS = (
   "No universal claim of no loss: what closing costs depends on the host and on"
@@ -147,13 +146,13 @@ def _ablation(rows: Sequence[ablation.Row]) -> list[Claim]:
 
 
 def _retrofit(retrofit: Retrofit, variant: str, checkpoint: bool) -> Claim:
-  paper = V3_CHANGES[variant]
+  paper = retrofit_curve.PAPER[variant]
   [point] = [
     point
     for point in retrofit.points
     if (point.variant, point.alpha) == (variant, ALPHA)
   ]
-  name = {"attention": "OAttention", "full": "Full-O"}[variant]
+  name = retrofit_curve.NAMES[variant]
   verdict = f"{NO_WEIGHTS}; {ELSEWHERE}"
   if checkpoint:
     within = point.low <= paper <= point.high

@@ -1,7 +1,6 @@
 """The figures of the digits study."""
 
 from collections.abc import Mapping
-import csv
 import os
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from oflax.studies import figures
 from oflax.studies.digits_model import SIDE
+from oflax.training.metrics import read_metrics
 
 PathLike = str | os.PathLike[str]
 
@@ -22,10 +22,9 @@ def plot_curves(metrics: PathLike, path: PathLike) -> None:
     metrics: The CSV file of a run.
     path: Of the figure.
   """
-  with open(metrics) as file:
-    rows = list(csv.DictReader(file))
+  rows = read_metrics(metrics)
   column = {
-    name: [float(row[name]) for row in rows]
+    name: [row[name] for row in rows]
     for name in ("step", "loss", "train_accuracy", "test_accuracy")
   }
   figure, (left, right) = plt.subplots(

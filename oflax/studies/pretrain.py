@@ -4,24 +4,21 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import functools
-import math
 import os
 from typing import Any
 
 from flax import traverse_util
 import jax
-from jax import lax
 from jax import random
 import jax.numpy as jnp
-from jax.sharding import Mesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 import numpy as np
 
 from oflax import training
-from oflax.retrofit.tabpfn_v3 import BarDistribution
 from oflax.retrofit.tabpfn_v3 import TabPFNV3
 from oflax.retrofit.tabpfn_v3 import V3Config
+from oflax.studies import pretrain_loss
 from oflax.studies import prior
 from oflax.studies.pretrain_optimizer import averaged
 from oflax.studies.pretrain_optimizer import learning_rate
@@ -81,7 +78,7 @@ def train(
   """Trains a host on batches of the prior.
 
   The loss is the mean of −log density over the test rows; later on, what wakes
-  null rows up costs something, too (see `waking`).
+  null rows up costs something, too (see `oflax.studies.pretrain_loss.waking`).
 
   Args:
     seed: Of parameters and batches.
@@ -141,7 +138,9 @@ def fresh_state(
     variables=_initial(module, seed),
   )
   # What a checkpoint restores goes where the state it is to be like was.
-  return jax.device_put(state, NamedSharding(_mesh(), PartitionSpec()))
+  return jax.device_put(
+    state, NamedSharding(pretrain_loss.mesh(TABLES), PartitionSpec())
+  )
 
 
 def averaged_variables(state: training.TrainState) -> dict[str, Any]:
@@ -191,7 +190,7 @@ def _draw(key: jax.Array, tables: int, columns: int, train: int) -> Any:
 def _programs(config: V3Config, steps: int) -> Any:
   """Module, optimizer, step and loss: the same ones, so compiled once."""
   module = TabPFNV3(config, "host", implementation="reference")
-  loss_fn = _loss_of(module)
+  loss_fn = pretrain_loss.loss_of(module, TABLES)
   step = training.train_step(loss_fn)
   return module, optimizer(steps), step, jax.jit(loss_fn)
 
@@ -213,79 +212,6 @@ def _initial(module: TabPFNV3, seed: int) -> dict[str, Any]:
     params[name] = ROW_SCALE * params[name]
   params = traverse_util.unflatten_dict(params)
   return {**variables, "params": params, "constants": constants}
-
-
-def _loss_of(module: TabPFNV3) -> Callable[..., Any]:
-  """The loss of a batch, whose tables all devices of the host share."""
-  everywhere, shared = PartitionSpec(), PartitionSpec("tables")
-
-  @functools.partial(
-    jax.shard_map,
-    mesh=_mesh(),
-    in_specs=(everywhere, (shared, shared, shared, everywhere)),
-    out_specs=everywhere,
-  )
-  def mean_loss(
-    variables: Mapping[str, Any], batch: Any
-  ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    x, y, y_test, cost = batch
-    logits, seen = module.apply(
-      variables,
-      x,
-      y,
-      mutable=["intermediates"],
-      capture_intermediates=lambda part, _: len(part.path) <= 2,
-    )
-    bars = BarDistribution(variables["constants"]["borders"])
-    mse = jnp.mean((bars.mean(logits) - y_test) ** 2)
-    loss = -jnp.mean(bars.log_density(logits, y_test))
-    push = waking(variables["params"], seen["intermediates"], y.shape[-1])
-    return lax.pmean((loss + cost * push, {"mse": mse}), "tables")
-
-  def loss_fn(
-    variables: Mapping[str, Any], batch: Any, rng: jax.Array | None
-  ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    del rng
-    return mean_loss(dict(variables), batch)
-
-  return loss_fn
-
-
-def _mesh() -> Mesh:
-  """The devices that share the tables of a batch."""
-  count = math.gcd(TABLES, jax.local_device_count())
-  return Mesh(np.array(jax.local_devices()[:count]), ("tables",))
-
-
-def waking(
-  params: Mapping[str, Any], seen: Mapping[str, Any], num_train: int
-) -> jax.Array:
-  """How strongly the blocks that learn in context push a row of zeros.
-
-  Its query is 0, so that an attention gives it the mean of all values.
-
-  Args:
-    params: Of a `TabPFNV3` without grouped heads.
-    seen: Outputs of its parts, as Flax captures them.
-    num_train: How many rows, the first ones, are looked at.
-
-  Returns:
-    The squared norm of what it gets, over that of the rows there are, summed
-    over blocks.
-  """
-  rows = seen["row_target_inject"]["__call__"][0]
-  total = jnp.float32(0)
-  for i in range(sum(name.startswith("block_") for name in params)):
-    own = params[f"block_{i}"]["attention"]
-    block = seen[f"block_{i}"]
-    normed = block["attention_norm"]["__call__"][0][..., :num_train, :]
-    mean = jnp.mean(normed, axis=-2)
-    value = jnp.einsum("...d,dkh->...kh", mean, own["value"]["kernel"])
-    update = jnp.einsum("...kh,khd->...d", value, own["out"]["kernel"])
-    length = jnp.mean(jnp.sum(rows**2, axis=-1), axis=-1)
-    total += jnp.mean(jnp.sum(update**2, axis=-1) / length)
-    rows = block["__call__"][0]
-  return total
 
 
 def _validation(

@@ -1,7 +1,6 @@
 """What ``oflax pretrain`` prints and writes."""
 
 from collections.abc import Mapping
-import csv
 import json
 import os
 import pathlib
@@ -20,12 +19,14 @@ from oflax import training
 from oflax.retrofit import tabpfn_v3
 from oflax.studies import figures
 from oflax.studies import pretrain
+from oflax.training.metrics import read_metrics
 
 WEIGHTS = "v3-mini.safetensors"
 SOURCE = "source.json"
+METRICS = "metrics.csv"
 FILES = {
   WEIGHTS: "the averaged weights",
-  "metrics.csv": "loss and squared error by step",
+  METRICS: "loss and squared error by step",
   "curves.png": "both against steps",
   "checkpoints/": "parameters, their average, optimizer state",
 }
@@ -66,7 +67,11 @@ def run(
     on_row=_Printer(steps),
   )
   write(folder, state, seed)
-  rows = [row for row in _rows(folder) if row["valid_mse"] == row["valid_mse"]]
+  rows = [
+    row
+    for row in read_metrics(folder / METRICS)
+    if row["valid_mse"] == row["valid_mse"]
+  ]
   seen = {name: rows[-1][name] for name in ("valid_loss", "valid_mse")}
   print(f"loss {seen['valid_loss']:.3f}, squared error {seen['valid_mse']:.3f}")
   print(f"\n{time.perf_counter() - began:.0f} s; written to {folder}")
@@ -128,7 +133,7 @@ def write(folder: pathlib.Path, state: training.TrainState, seed: int) -> None:
   tabpfn_v3.save(
     folder / WEIGHTS, module, variables, notes={"pretraining": notes}
   )
-  _plot(_rows(folder), folder / "curves.png")
+  _plot(read_metrics(folder / METRICS), folder / "curves.png")
 
 
 class _Printer:
@@ -156,14 +161,6 @@ class _Printer:
       f" left{valid}",
       flush=True,
     )
-
-
-def _rows(folder: pathlib.Path) -> list[dict[str, float]]:
-  with (folder / "metrics.csv").open() as file:
-    return [
-      {name: float(value) for name, value in row.items()}
-      for row in csv.DictReader(file)
-    ]
 
 
 def _plot(

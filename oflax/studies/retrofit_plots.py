@@ -8,6 +8,8 @@ import numpy as np
 
 from oflax.retrofit.tabpfn_v3.thresholds import ALPHA
 from oflax.studies import figures
+from oflax.studies.retrofit_curve import NAMES
+from oflax.studies.retrofit_curve import PAPER
 from oflax.studies.retrofit_curve import Case
 from oflax.studies.retrofit_curve import Point
 from oflax.studies.retrofit_missing import HANDLINGS
@@ -16,7 +18,6 @@ from oflax.studies.retrofit_missing import Row
 
 PathLike = str | os.PathLike[str]
 
-NAMES = {"attention": "OAttention", "full": "Full-O"}
 COLORS = {"attention": "tab:orange", "full": "tab:blue"}
 HANDLING_COLORS = {
   "host, NaN": "tab:gray",
@@ -25,8 +26,6 @@ HANDLING_COLORS = {
   "full, null tokens": "tab:blue",
   "full, dropped": "tab:cyan",
 }
-# Of the source paper, for TabPFN v3, in percent.
-PAPER = {"attention": 0.088, "full": 0.177}
 
 
 def plot_curve(
@@ -64,7 +63,7 @@ def plot_curve(
       alpha=0.35,
       lw=0,
     )
-    upper.axhline(PAPER[variant], color=color, lw=0.8, ls=":")
+    upper.axhline(100 * PAPER[variant], color=color, lw=0.8, ls=":")
     basin = np.array([point.basin for point in mine])
     label = NAMES[variant] + ("" if basin.any() else ": none does")
     basin[basin == 0] = np.nan

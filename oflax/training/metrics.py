@@ -1,6 +1,7 @@
 """The metrics of a run, as rows of a CSV file."""
 
 from collections.abc import Mapping
+import csv
 import os
 import pathlib
 from typing import Any
@@ -56,3 +57,10 @@ class MetricsLog:
     whole = [line for line in lines if line.endswith("\n")]
     rows = [row for row in whole[1:] if int(row.split(",")[0]) <= step]
     return whole[:1] + rows if rows else []
+
+
+def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, float]]:
+  """The rows that a `MetricsLog` wrote: name to number, "step" among them."""
+  with open(path) as file:
+    rows = csv.DictReader(file)
+    return [{name: float(x) for name, x in row.items()} for row in rows]

@@ -95,20 +95,14 @@ def test_a_finite_mask_fill_wakes_no_null(dtype, fill):
   q, k, v = (jnp.asarray(x[:1], dtype) for x in ARRAYS)
   bias = np.full((1, 1, T, S), fill, np.float32)
   other = v.at[:, P_S[0] == 0].set(50)
-  got, changed, want = (
+  got, changed = (
     oflax.o_attention(
-      q, k, x, P_T[:1], P_S[:1], bias=bias, implementation=implementation
+      q, k, x, P_T[:1], P_S[:1], bias=bias, implementation="folded"
     ).astype(jnp.float32)
-    for x, implementation in (
-      (v, "folded"),
-      (other, "folded"),
-      (v, "reference"),
-    )
+    for x in (v, other)
   )
   np.testing.assert_array_equal(got, changed)
-  # So large a bias rounds the scores away in float32, and clipping does not.
   assert bool(jnp.all(jnp.isfinite(got)))
-  assert bool(jnp.all(jnp.isfinite(want)))
 
 
 @pytest.mark.parametrize("null_key", [0.0, 100.0])

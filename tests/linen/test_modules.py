@@ -172,6 +172,22 @@ def test_calibration_works_without_the_collection_and_names_an_empty_site():
     oflax.calibrate(nn.Dense(3), nn.Dense(3).init(KEY, H), H)
 
 
+def test_each_side_has_the_ranks_of_its_own_presence():
+  h = jax.random.normal(jax.random.key(0), (1, 4, 8))
+  module = linen.OAttention(2, is_causal=True)
+  variables = module.init(jax.random.key(1), h)
+  receivers, sources = jnp.ones((1, 4)), jnp.array([[1.0, 0.0, 1.0, 1.0]])
+  presences = {"receiver_presence": receivers, "source_presence": sources}
+  ranks = {
+    "receiver_positions": jnp.array([[0, 1, 2, 3]]),
+    "source_positions": jnp.array([[0, 0, 1, 2]]),
+  }
+  np.testing.assert_array_equal(
+    module.apply(variables, h, **presences),
+    module.apply(variables, h, **presences, **ranks),
+  )
+
+
 def test_presence_and_weights_are_sown_on_request():
   module = linen.OTransformer(2, 2, 12)
   variables = module.init(KEY, H)

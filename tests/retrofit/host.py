@@ -6,8 +6,22 @@ import pathlib
 import jax
 import numpy as np
 
+from oflax.retrofit.tabpfn_v3 import V3Config
 from oflax.retrofit.tabpfn_v3 import load
 
+# Quick to compile, for what needs no weights of the package.
+TINY = V3Config(
+  num_buckets=20,
+  embed_dim=8,
+  feat_agg_num_cls_tokens=2,
+  dist_embed_num_blocks=1,
+  dist_embed_num_heads=2,
+  dist_embed_num_inducing_points=4,
+  feat_agg_num_blocks=1,
+  feat_agg_num_heads=2,
+  nlayers=1,
+  icl_num_heads=2,
+)
 FILE = pathlib.Path(__file__).parent / "tabpfn_v3.safetensors"
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from oflax.retrofit.tabpfn_v3 import TabPFNV3
-from oflax.retrofit.tabpfn_v3 import V3Config
 from oflax.retrofit.tabpfn_v3 import calibrated
 from tests.retrofit import host
 from tests.retrofit import oracle
@@ -18,19 +17,6 @@ PLACES = {
   "interleaved": (TRAIN + TEST, [1, 2, 4, 6, 7]),
   "in front": ([*range(4, 13), *range(15, 19)], [*range(3, 8)]),
 }
-
-TINY = V3Config(
-  num_buckets=20,
-  embed_dim=8,
-  feat_agg_num_cls_tokens=2,
-  dist_embed_num_blocks=1,
-  dist_embed_num_heads=2,
-  dist_embed_num_inducing_points=4,
-  feat_agg_num_blocks=1,
-  feat_agg_num_heads=2,
-  nlayers=1,
-  icl_num_heads=2,
-)
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +130,7 @@ def test_test_rows_do_not_see_each_other(variables, small):
 
 
 def test_gradients_are_closed_and_finite_and_train(small):
-  module = TabPFNV3(TINY, "full", tau=1e-3)
+  module = TabPFNV3(host.TINY, "full", tau=1e-3)
   variables = jax.jit(module.init)(jax.random.key(0), *small)
   labels = jnp.array([3, 7, 7, 15])
 

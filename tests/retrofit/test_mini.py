@@ -41,11 +41,10 @@ def test_its_thresholds_are_in_the_file(full):
 
 
 def test_it_learns_in_context():
-  model = load()
   random = np.random.default_rng(1)
   x = random.normal(size=(150, 3))
   y = x @ [1.0, -2.0, 0.5] + np.abs(x[:, 0])
-  regressor = InContextRegressor(model).fit(x[:100], y[:100])
+  regressor = InContextRegressor().fit(x[:100], y[:100])
   assert regressor.score(x[100:], y[100:]) > 0.9
 
 

@@ -95,6 +95,7 @@ def test_top_k_and_top_p_leave_the_likeliest_ids():
 @pytest.mark.parametrize(
   ("change", "message"),
   [
+    ({"module": MODEL.clone(variant="host")}, "module.variant .*'host'"),
     ({"prompts": np.ones(3, int)}, r"prompts must be .*shape \(3,\)"),
     ({"prompts": np.ones((1, 3))}, "prompts must be integers .*float64"),
     ({"prompts": np.array([[1], [0]])}, "prompts must have .*row 1"),
@@ -108,10 +109,11 @@ def test_top_k_and_top_p_leave_the_likeliest_ids():
   ],
 )
 def test_wrong_input_is_named_with_its_value(change, message):
-  arguments = {"prompts": PROMPTS, "steps": 2, "temperature": 0.0, **change}
+  arguments = {"module": MODEL, "prompts": PROMPTS, "steps": 2}
+  arguments |= {"temperature": 0.0, **change}
   with pytest.raises(ValueError, match=message):
     generate(
-      MODEL,
+      arguments.pop("module"),
       VARIABLES,
       arguments.pop("prompts"),
       arguments.pop("steps"),

@@ -1,28 +1,19 @@
 """Null rows in a host: who wakes them, who keeps them, and what is told."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from oflax.retrofit.tabpfn_v3 import TabPFNV3
-from oflax.retrofit.tabpfn_v3 import V3Config
 from oflax.studies import ablation
 from oflax.studies import ablation_report
 from oflax.studies import stacks
+from tests.retrofit import host
 
-TINY = V3Config(
-  num_buckets=10,
-  embed_dim=8,
-  nlayers=3,
-  icl_num_heads=2,
-  dist_embed_num_blocks=1,
-  dist_embed_num_heads=2,
-  dist_embed_num_inducing_points=4,
-  feat_agg_num_blocks=1,
-  feat_agg_num_heads=2,
-  feat_agg_num_cls_tokens=2,
-)
+TINY = dataclasses.replace(host.TINY, nlayers=3)
 STARTS = (0.0, 1e-4, 1e-2, 1.0)
 
 

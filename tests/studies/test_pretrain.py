@@ -16,23 +16,14 @@ from oflax.retrofit.tabpfn_v3 import blocks
 from oflax.retrofit.tabpfn_v3 import files
 from oflax.retrofit.tabpfn_v3.stages import constant
 from oflax.studies import pretrain
+from oflax.studies import pretrain_loss
 from oflax.studies import pretrain_optimizer
 from oflax.studies import pretrain_report
 from oflax.studies import prior
+from oflax.training.metrics import read_metrics
+from tests.retrofit import host
 
-CONFIG = dataclasses.replace(
-  pretrain.CONFIG,
-  num_buckets=10,
-  embed_dim=8,
-  nlayers=1,
-  dist_embed_num_blocks=1,
-  dist_embed_num_heads=2,
-  dist_embed_num_inducing_points=4,
-  feat_agg_num_blocks=1,
-  feat_agg_num_heads=2,
-  feat_agg_num_cls_tokens=2,
-  icl_num_heads=2,
-)
+CONFIG = dataclasses.replace(host.TINY, num_buckets=10, softmax_temperature=1.0)
 STEPS = 5
 
 
@@ -67,7 +58,7 @@ def draw(key, *, tables, rows, columns, train):
   return x, x[:, :train, 0], x[:, train:, 0]
 
 
-WAKING = pretrain.waking
+WAKING = pretrain_loss.waking
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -75,7 +66,7 @@ def small():
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(prior, "draw", draw)
     patch.setattr(pretrain, "TabPFNV3", Toy)
-    patch.setattr(pretrain, "waking", lambda *_: jnp.float32(0))
+    patch.setattr(pretrain_loss, "waking", lambda *_: jnp.float32(0))
     patch.setattr(pretrain, "TABLES", 2)
     patch.setattr(pretrain, "ROWS", 12)
     patch.setattr(pretrain, "CHECKPOINT_EVERY", 2)
@@ -123,7 +114,7 @@ def test_a_stopped_run_resumes_bit_for_bit(tmp_path, unbroken):
 
 
 def test_the_average_is_validated_now_and_then(unbroken):
-  rows = pretrain_report._rows(unbroken[0])
+  rows = read_metrics(unbroken[0] / pretrain_report.METRICS)
   assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
   known = [row["step"] for row in rows if np.isfinite(row["valid_loss"])]
   assert known == [2, 4, 5]
@@ -135,7 +126,7 @@ def fresh():
   """The real network, before its first step."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(pretrain, "TabPFNV3", tabpfn_v3.TabPFNV3)
-    patch.setattr(pretrain, "waking", WAKING)
+    patch.setattr(pretrain_loss, "waking", WAKING)
     pretrain._programs.cache_clear()
     state = pretrain.fresh_state(0, STEPS, CONFIG)
     *_, loss_fn = pretrain._programs(CONFIG, STEPS)

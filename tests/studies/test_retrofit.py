@@ -10,7 +10,6 @@ from oflax.retrofit.tabpfn_v3 import calibrated
 from oflax.studies import retrofit_curve
 from oflax.studies import retrofit_missing
 from oflax.studies import retrofit_report
-from oflax.studies.retrofit_cases import Batch
 from oflax.studies.retrofit_cases import batches
 from oflax.studies.retrofit_cases import predict
 from oflax.studies.tables import Split
@@ -182,8 +181,3 @@ def test_it_writes_numbers_and_figures(full, made, deletions, tmp_path):
   content = json.loads((tmp_path / "retrofit.json").read_text())
   assert len(content["cases"]) == 4
   assert content["missing"][0]["against_dropping"] is None
-
-
-def test_a_batch_knows_its_train_rows(made):
-  assert isinstance(made[0], Batch)
-  assert made[0].num_train == 12

@@ -31,7 +31,7 @@ class InContextRegressor(base.RegressorMixin, base.BaseEstimator):
 
   Args:
     model: A file for `oflax.retrofit.tabpfn_v3.load`, or a pair of a module and
-      its variables.
+      its variables; None: the shipped v3-mini.
     variant: "host", "attention" or "full"; None: that of the module, and "host"
       for a file.
     softmax_temperature: By which the logits are divided; None: as the model's
@@ -68,7 +68,10 @@ class InContextRegressor(base.RegressorMixin, base.BaseEstimator):
 
   def __init__(
     self,
-    model: str | os.PathLike[str] | tuple[TabPFNV3, Mapping[str, Any]],
+    model: str
+    | os.PathLike[str]
+    | tuple[TabPFNV3, Mapping[str, Any]]
+    | None = None,
     variant: str | None = None,
     softmax_temperature: float | None = None,
     permutations: int = 1,
@@ -183,7 +186,7 @@ class InContextRegressor(base.RegressorMixin, base.BaseEstimator):
     return special.logsumexp(log_mass, axis=0) - math.log(len(orders))
 
   def _loaded(self) -> tuple[TabPFNV3, Mapping[str, Any]]:
-    if isinstance(self.model, str | os.PathLike):
+    if self.model is None or isinstance(self.model, str | os.PathLike):
       return load(self.model, self.variant or "host")
     module, variables = self.model
     return module.clone(variant=self.variant or module.variant), variables
