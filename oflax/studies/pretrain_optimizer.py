@@ -73,12 +73,18 @@ def averaged(opt_state: Any) -> Any:
 
 
 def learning_rate(steps: int) -> optax.Schedule:
-  """Rises for some steps, then falls to 0 at the last as a cosine does."""
-  return optax.warmup_cosine_decay_schedule(
-    0.0,
-    PEAK_LEARNING_RATE,
-    warmup_steps=min(WARM_UP, steps // 10),
-    decay_steps=steps,
+  """Rises for some steps, stays, and falls to 0 over the last quarter.
+
+  Until it falls it does not depend on `steps`: what a longer run has learnt by
+  then is what a shorter one has (Hu et al. 2024, arXiv 2404.06395).
+  """
+  rising, falling = min(WARM_UP, steps // 10), max(1, steps // 4)
+  return optax.join_schedules(
+    [
+      optax.linear_schedule(0.0, PEAK_LEARNING_RATE, max(1, rising)),
+      optax.linear_schedule(PEAK_LEARNING_RATE, 0.0, falling),
+    ],
+    [steps - falling],
   )
 
 
