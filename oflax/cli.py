@@ -14,12 +14,20 @@ import typer
 RUNS = pathlib.Path("runs")
 STEPS = 1200
 PRETRAIN_STEPS = 12_000
+TEXT_STEPS = 2000
 
 app = typer.Typer(
   help="oflax: a token that is a zero vector does not exist.",
   no_args_is_help=True,
   add_completion=False,
 )
+
+
+class Task(enum.StrEnum):
+  """What there is to train on."""
+
+  DIGITS = "digits"
+  TEXT = "text"
 
 
 class Variant(enum.StrEnum):
@@ -30,9 +38,9 @@ class Variant(enum.StrEnum):
   FULL = "full"
 
 
-def _at_least(minimum: int) -> Callable[[int], int]:
-  def check(value: int) -> int:
-    if value < minimum:
+def _at_least(minimum: int) -> Callable[[Any], Any]:
+  def check(value: int | None) -> int | None:
+    if value is not None and value < minimum:
       raise typer.BadParameter(f"must be at least {minimum}, got {value}.")
     return value
 
@@ -75,27 +83,71 @@ MiniLM = Annotated[bool, typer.Option("--minilm", help="Study MiniLM, too.")]
 
 @app.command()
 def train(
+  task: Annotated[
+    Task, typer.Argument(help="Images, or the sources of Python.")
+  ] = Task.DIGITS,
   variant: Annotated[
     Variant,
     typer.Option(help="Closed in full, in its attention, or not at all."),
   ] = Variant.FULL,
   seed: Seed = 0,
-  steps: Steps = STEPS,
+  steps: Annotated[
+    int | None,
+    typer.Option(
+      callback=_at_least(1),
+      help="Optimizer steps.",
+      show_default="1200; text: 2000",
+    ),
+  ] = None,
   resume: Resume = False,
   directory: Directory = None,
 ) -> None:
-  """Train on digits, and check the laws on the trained model."""
+  """Train on digits, and check the laws; or a language model on text."""
   from oflax.studies import digits_report
+  from oflax.studies import text_report
 
-  folder = directory or RUNS / f"digits-{variant}-{seed}"
+  report, usual = {
+    Task.DIGITS: (digits_report, STEPS),
+    Task.TEXT: (text_report, TEXT_STEPS),
+  }[task]
+  folder = directory or RUNS / f"{task}-{variant}-{seed}"
   settings: dict[str, Any] = {
     "variant": variant.value,
     "seed": seed,
-    "steps": steps,
+    "steps": steps or usual,
   }
   _open(folder, settings, resume)
   with _stoppable(folder):
-    digits_report.run(folder, resume=resume, **settings)
+    report.run(folder, resume=resume, **settings)
+
+
+@app.command()
+def generate(
+  prompt: Annotated[str, typer.Argument(help="What the text begins with.")],
+  length: Annotated[
+    int, typer.Option(callback=_at_least(1), help="Bytes to add.")
+  ] = 200,
+  temperature: Annotated[
+    float, typer.Option(min=0, help="0: the likeliest byte always.")
+  ] = 0.7,
+  top_p: Annotated[
+    float, typer.Option(min=1e-6, max=1, help="Probability to draw from.")
+  ] = 1.0,
+  seed: Seed = 0,
+  directory: Annotated[
+    pathlib.Path,
+    typer.Option(file_okay=False, help="Of a run of oflax train text."),
+  ] = RUNS / "text-full-0",
+) -> None:
+  """Go on with a text, by a model from oflax train text."""
+  from oflax.studies import text_report
+
+  with _told():
+    state = text_report.restored(directory)
+    [text] = text_report.generated(
+      state, [prompt], length, temperature=temperature, top_p=top_p, seed=seed
+    )
+  print(text)
 
 
 @app.command()
@@ -113,6 +165,19 @@ def compare_digits(
   _open(folder, settings, resume)
   with _stoppable(folder):
     print(digits_compare.compare(folder, **settings))
+
+
+@app.command()
+def compare_text(
+  steps: Steps = TEXT_STEPS,
+  directory: Output = RUNS / "compare-text",
+) -> None:
+  """Compare full with the ordinary transformer on text, with three seeds."""
+  from oflax.studies import text_compare
+
+  _open(directory, {"steps": steps}, resume=directory.exists())
+  with _stoppable(directory):
+    print(text_compare.compare(directory, steps=steps))
 
 
 @app.command()
@@ -225,13 +290,17 @@ def laws(
 
 @app.command()
 def bench(
+  only: Annotated[
+    str,
+    typer.Argument(
+      help="Only groups with this text in their names, as decode.",
+      show_default="all",
+    ),
+  ] = "",
   device: Annotated[str, typer.Option(help="cpu or gpu.")] = "cpu",
   seconds: Annotated[
     int, typer.Option(callback=_at_least(1), help="About, for each group.")
   ] = 20,
-  only: Annotated[
-    str, typer.Option(help="Only groups with this text in their names.")
-  ] = "",
   directory: Annotated[
     pathlib.Path,
     typer.Option(file_okay=False, help="For benchmarks.md, .png and .json."),

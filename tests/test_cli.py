@@ -133,7 +133,7 @@ def test_bench_writes_what_it_prints(tmp_path, monkeypatch):
     return "# Benchmarks"
 
   monkeypatch.setattr(bench_report, "run", run)
-  result = call("bench", "--only", "N = 512", "--directory", tmp_path)
+  result = call("bench", "N = 512", "--directory", tmp_path)
   assert result.exit_code == 0, result.output
   assert "# Benchmarks" in result.output
   assert seen == [(tmp_path, False, 20, "N = 512", False)]

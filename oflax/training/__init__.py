@@ -1,6 +1,7 @@
 """Training: a state, a step from a loss, a loop that may stop anywhere."""
 
 from oflax.training.checkpoints import Checkpoints
+from oflax.training.evaluation import evaluation
 from oflax.training.fit import fit
 from oflax.training.state import TrainState
 from oflax.training.state import create_state
@@ -10,6 +11,7 @@ __all__ = (
   "Checkpoints",
   "TrainState",
   "create_state",
+  "evaluation",
   "fit",
   "train_step",
 )

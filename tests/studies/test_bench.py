@@ -2,12 +2,14 @@
 
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from oflax import linen
 from oflax.studies import bench
+from oflax.studies import bench_decode
 from oflax.studies import bench_report
 from oflax.studies import bench_subjects as subjects
 
@@ -21,12 +23,15 @@ def small(monkeypatch):
   )
   monkeypatch.setattr(subjects, "NULL_SHARES", (0.5,))
   monkeypatch.setattr(subjects, "PEAK", 8)
+  for name, value in (("BATCH", 2), ("CONTEXT", 8), ("STEPS", 3)):
+    monkeypatch.setattr(bench_decode, name, value)
+  monkeypatch.setattr(bench_decode, "FEATURES", 16)
 
 
 def test_it_writes_a_table_a_plot_and_json(small, tmp_path):
   page = bench_report.run(tmp_path, gpu=False, seconds=0)
   content = json.loads((tmp_path / "benchmarks.json").read_text())
-  assert len({row["group"] for row in content["rows"]}) == 4
+  assert len({row["group"] for row in content["rows"]}) == 6
   assert (tmp_path / "benchmarks.md").read_text() == page
   assert (tmp_path / "benchmarks.png").stat().st_size > 5000
   assert "attention, N = 8, forward: jax.nn, bias" in page
@@ -51,6 +56,18 @@ def test_all_attentions_with_presences_compute_the_same(small):
   for name in names:
     got = by_name[name].fn(*by_name[name].inputs)
     np.testing.assert_allclose(got, p * want, atol=1e-6)
+
+
+def test_flax_decodes_the_same(small):
+  made = [*bench_decode.steps(), *bench_decode.prefill()]
+  out = [jax.jit(s.fn)(*s.inputs) for s in made if s.jitted]
+  full, ragged, flax, masked, prefill, one_by_one, flax_one_by_one = out
+  pairs = [(full, flax), (prefill, one_by_one), (prefill, flax_one_by_one)]
+  for ours, theirs in pairs:
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+  # The last row is as long as the context, and its padded form nothing else.
+  np.testing.assert_allclose(ragged[-1], masked[-1], atol=1e-5)
+  assert ragged.shape == masked.shape
 
 
 def test_the_masked_flax_model_is_the_host_of_our_parameters(small):
