@@ -14,7 +14,7 @@ import typer
 RUNS = pathlib.Path("runs")
 STEPS = 1200
 PRETRAIN_STEPS = 12_000
-TEXT_STEPS = 2000
+TEXT_STEPS = 1000
 
 app = typer.Typer(
   help="oflax: a token that is a zero vector does not exist.",
@@ -96,7 +96,7 @@ def train(
     typer.Option(
       callback=_at_least(1),
       help="Optimizer steps.",
-      show_default="1200; text: 2000",
+      show_default="1200; text: 1000",
     ),
   ] = None,
   resume: Resume = False,

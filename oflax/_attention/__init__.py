@@ -1,5 +1,6 @@
 """OAttention and its implementations."""
 
+from oflax._attention.attention import CACHED as CACHED
 from oflax._attention.attention import o_attention as o_attention
 from oflax._attention.attention import (
   o_attention_weights as o_attention_weights,

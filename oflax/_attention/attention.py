@@ -10,11 +10,14 @@ from oflax import _checks
 from oflax._attention import blocked
 from oflax._attention import folded
 from oflax._attention import reference
+from oflax._attention import slots
 from oflax._attention.blocked import BlockSizes
 from oflax._attention.operands import Operands
 from oflax._attention.operands import prepare
 
 IMPLEMENTATIONS = (None, "reference", "blocked", "folded")
+# What None is for the slots of a cache.
+CACHED = "cached"
 
 
 def o_attention(
@@ -208,6 +211,10 @@ def _attend(
   operands: Operands, implementation: Any
 ) -> tuple[jax.Array, jax.Array]:
   """The mean and the support by the implementation asked for, or the best."""
+  if implementation == CACHED:
+    if slots.fits(operands):
+      return slots.attend(operands)
+    implementation = None
   if isinstance(implementation, BlockSizes):
     return blocked.attend(operands, implementation)
   _checks.check_choice("implementation", implementation, IMPLEMENTATIONS)

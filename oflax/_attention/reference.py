@@ -32,7 +32,7 @@ def attend(
     sources = Sources.of(operands)
   bias, visible = additive(operands)
   result = partition(
-    _scaled_query(operands, sources.key.dtype),
+    scaled_query(operands, sources.key.dtype),
     sources.key,
     sources.value,
     operands.source_presence,
@@ -51,7 +51,7 @@ def weights(operands: Operands) -> jax.Array:
   sources = Sources.of(operands)
   bias, visible = additive(operands)
   e, _, mass = energies(
-    _scaled_query(operands, sources.key.dtype),
+    scaled_query(operands, sources.key.dtype),
     sources.key,
     operands.source_presence,
     visible,
@@ -126,6 +126,16 @@ def energies(
     s = _product("gth,ghs->gts", q, k, precision) + log_presence
   else:
     s = _shifted(q, k, shifted_key)
+  return *relative(s, source_presence, visible, bias), mass
+
+
+def relative(
+  s: jax.Array,
+  source_presence: jax.Array,
+  visible: jax.Array | None,
+  bias: jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:
+  """`energies` without the mass, from scores and log p, ``[..., N, T, S]``."""
   if bias is not None:
     s = s + bias
   lowest = jnp.finfo(s.dtype).min
@@ -134,8 +144,7 @@ def energies(
   # The weights do not depend on the maximum, so neither do their derivatives.
   top = _largest(lax.stop_gradient(s), source_presence != 0)
   top = checkpoint_name(jnp.where(top > lowest, top, 0), KEPT)
-  e = _numerics.bounded_exp(s - top)
-  return e, jnp.squeeze(top, -1), mass
+  return _numerics.bounded_exp(s - top), jnp.squeeze(top, -1)
 
 
 def _largest(s: jax.Array, present: jax.Array) -> jax.Array:
@@ -196,7 +205,8 @@ def additive(
   return jnp.maximum(bias, jnp.finfo(bias.dtype).min / 2), visible
 
 
-def _scaled_query(operands: Operands, dtype: jnp.dtype) -> jax.Array:
+def scaled_query(operands: Operands, dtype: jnp.dtype) -> jax.Array:
+  """Heads first, ``[B, N, T, H]``."""
   query = jnp.moveaxis(operands.finite_query().astype(dtype), 2, 1)
   return query * operands.scale
 

@@ -197,11 +197,10 @@ class OAttention(WithPresence):
     full = None
     if self.decode:
       assert source_positions is not None  # As above.
-      new = Cache(key, value, source_presence, source_positions, jnp.int32(0))
-      left = self._reach_back()
-      (key, value, source_presence, source_positions, _), full = cache.extend(
-        self, cached, new, left
-      )
+      new = Cache.of(key, value, source_presence, source_positions)
+      seen, full = cache.extend(self, cached, new, self._reach_back())
+      key, value = (jnp.swapaxes(x, -3, -2) for x in (seen.key, seen.value))
+      source_presence, source_positions = seen.presence, seen.position
 
     visibility: dict[str, Any] = dict(
       mask=mask,
@@ -228,7 +227,7 @@ class OAttention(WithPresence):
       **visibility,
       **self._dropout(deterministic),
       precision=self.precision,
-      implementation=self.implementation,
+      implementation=self._implementation(),
       return_support=True,
     )
     out_features = _default(self.out_features, inputs_q.shape[-1])
@@ -255,6 +254,10 @@ class OAttention(WithPresence):
     """Default positions: presence ranks, after the tokens seen already."""
     rank = _presence.presence_rank(presence)
     return rank if cached is None else rank + cached.index[..., None]
+
+  def _implementation(self) -> Any:
+    cached = self.decode and self.implementation is None
+    return _attention.CACHED if cached else self.implementation
 
   def _reach_back(self) -> int | None:
     """How far back a causal window reaches; None without one."""

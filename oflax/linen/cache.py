@@ -3,6 +3,7 @@
 A slot that holds nothing is a null source: it needs no mask.
 """
 
+from typing import Any
 from typing import NamedTuple
 
 from flax import linen as nn
@@ -20,8 +21,9 @@ class Cache(NamedTuple):
   """L slots for each row of a batch; only present tokens take one.
 
   Attributes:
-    key: ``[..., L, K, H]``; slots not written may hold anything.
-    value: ``[..., L, K, V]``.
+    key: ``[..., K, L, H]``, heads first, as the products of a single token
+      want them; slots not written may hold anything.
+    value: ``[..., K, L, V]``.
     presence: ``[..., L]``.
     position: ``[..., L]``, int32.
     index: Tokens written so far, ``[...]``, int32: a row's next slot.
@@ -34,6 +36,18 @@ class Cache(NamedTuple):
   index: jax.Array  # type: ignore[assignment]  # What tuples do is not wanted.
 
   @classmethod
+  def of(
+    cls,
+    key: jax.Array,
+    value: jax.Array,
+    presence: jax.Array,
+    position: jax.Array,
+  ) -> "Cache":
+    """A cache of tokens, with keys and values as projected, tokens first."""
+    key, value = (jnp.swapaxes(x, -3, -2) for x in (key, value))
+    return cls(key, value, presence, position, jnp.int32(presence.shape[-1]))
+
+  @classmethod
   def empty(
     cls,
     batch: tuple[int, ...],
@@ -44,8 +58,8 @@ class Cache(NamedTuple):
   ) -> "Cache":
     """A cache of nothing, for heads and features of keys and of values."""
     return cls(
-      jnp.zeros((*batch, length, *key), dtype),
-      jnp.zeros((*batch, length, *value), dtype),
+      jnp.zeros((*batch, key[0], length, key[1]), dtype),
+      jnp.zeros((*batch, value[0], length, value[1]), dtype),
       jnp.zeros((*batch, length), jnp.float32),
       jnp.zeros((*batch, length), jnp.int32),
       jnp.zeros(batch, jnp.int32),
@@ -92,7 +106,7 @@ class Cache(NamedTuple):
   def followed_by(self, new: "Cache") -> "Cache":
     """The slots of the cache and after them all new tokens, to look at."""
     joined = [
-      jnp.concatenate([x, y.astype(x.dtype)], axis=self.index.ndim)
+      jnp.concatenate([x, y.astype(x.dtype)], axis=_slot_axis(x, self.index))
       for x, y in zip(self.sources()[:-1], new[:-1], strict=True)
     ]
     return Cache._make([*joined, self.index])
@@ -146,11 +160,8 @@ def extend(
     None where there always is.
   """
   if cached is None:
-    batch, heads = new.presence.shape, new.key.shape[-2:]
-    empty = Cache.empty(
-      batch[:-1], batch[-1], heads, new.value.shape[-2:], new.key.dtype
-    )
-    _keep(module, empty)
+    nobody = jnp.zeros(new.presence.shape[:-1], jnp.int32)
+    _keep(module, Cache._make([*map(jnp.zeros_like, new[:-1]), nobody]))
     return new, None
   after = cached.append(new, ring=left is not None)
   _keep(module, after)
@@ -167,13 +178,21 @@ def _keep(module: nn.Module, cache: Cache) -> None:
     module.put_variable(COLLECTION, name, value)
 
 
+def _slot_axis(x: jax.Array, index: jax.Array) -> int:
+  """The axis of the slots: that after the batch, or after the heads."""
+  return index.ndim + (x.ndim > index.ndim + 1)
+
+
 def _put(slots: jax.Array, slot: jax.Array, new: jax.Array) -> jax.Array:
-  """Writes new ``[..., T, *]`` to slots ``[..., L, *]``; beyond L, nowhere."""
+  """Writes T new tokens to ``slot``, ``[..., T]``; beyond L, nowhere."""
   batch = slot.shape[:-1]
-  rest = slots.shape[slot.ndim :]
-  flat = slots.reshape(-1, slots.shape[slot.ndim - 1], *rest)
-  row = lax.broadcasted_iota(jnp.int32, (flat.shape[0], slot.shape[-1]), 0)
-  put = flat.at[row, slot.reshape(row.shape)].set(
-    new.reshape(*row.shape, *rest).astype(slots.dtype), mode="drop"
-  )
+  slots, new = (x.reshape(-1, *x.shape[len(batch) :]) for x in (slots, new))
+  row = lax.broadcasted_iota(jnp.int32, (len(slots), slot.shape[-1]), 0)
+  slot = slot.reshape(row.shape)
+  if slots.ndim > 2:  # Heads first; indices apart from each other put T first.
+    place: Any = (row, slice(None), slot)
+    new = jnp.swapaxes(new, 1, 2)
+  else:
+    place = (row, slot)
+  put = slots.at[place].set(new.astype(slots.dtype), mode="drop")
   return put.reshape(*batch, *put.shape[1:])

@@ -27,8 +27,9 @@ def steps() -> list[Subject]:
   rng = np.random.default_rng(0)
   ours, theirs, params = _modules()
   h = _normal(rng, (BATCH, STEPS, FEATURES))
-  shape = (BATCH, CONTEXT, HEADS, FEATURES // HEADS)
-  key, value = _normal(rng, shape), _normal(rng, shape)
+  key, value = (
+    _normal(rng, (BATCH, HEADS, CONTEXT, FEATURES // HEADS)) for _ in range(2)
+  )
   seen = CONTEXT - STEPS
   place = jnp.broadcast_to(jnp.arange(CONTEXT), (BATCH, CONTEXT))
   # Rows of all lengths: ours begin at slot 0, padded ones end together.
@@ -44,8 +45,8 @@ def steps() -> list[Subject]:
     }
 
   flax_cache = {
-    "cached_key": key,
-    "cached_value": value,
+    "cached_key": jnp.swapaxes(key, 1, 2),
+    "cached_value": jnp.swapaxes(value, 1, 2),
     "cache_index": jnp.int32(seen),
   }
   mask = (place >= (seen - lengths)[:, None])[:, None, None]
@@ -126,7 +127,7 @@ def _torch_steps(rng: np.random.Generator) -> Callable[[], Any]:
 
   width = FEATURES // HEADS
   dense = [torch.nn.Linear(FEATURES, FEATURES) for _ in range(4)]
-  shape = (BATCH, HEADS, CONTEXT, width)
+  shape = (BATCH, HEADS, CONTEXT, FEATURES // HEADS)
   h, keys, values = (
     torch.tensor(rng.normal(size=size), dtype=torch.float32)
     for size in ((STEPS, BATCH, 1, FEATURES), shape, shape)

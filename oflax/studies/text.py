@@ -17,7 +17,7 @@ from oflax.studies import text_data
 
 BATCH = 16
 LENGTH = 128
-STEPS = 2000
+STEPS = 1000
 LOG_EVERY = 50
 CHECKPOINT_EVERY = 250
 PEAK_LEARNING_RATE = 3e-3
