@@ -66,7 +66,7 @@ def compare(
 
 def run(
   factory: Callable[[], Any] | None = None,
-  names: Sequence[str] = tables.NAMES,
+  names: Sequence[str] | None = None,
   seeds: Sequence[int] = tables.SEEDS,
 ) -> list[Case]:
   """The whole comparison, with a progress bar; prints its tables.
@@ -74,12 +74,13 @@ def run(
   Args:
     factory: Makes the in-context regressor, as for `tables_compare.compare`;
       None: the standard ones alone.
-    names: Of the tables.
+    names: Of the tables; None: all that are installed.
     seeds: Of the splits.
 
   Returns:
     The cases.
   """
+  names = tables.installed() if names is None else names
   with progress.Progress() as bar:
     task = bar.add_task("reading", total=len(names) * len(seeds))
 
@@ -92,11 +93,21 @@ def run(
 
 
 def show(cases: Sequence[Case]) -> None:
-  """Prints the errors, and the ratios if there are any."""
+  """Prints the errors, and the ratios if there are any.
+
+  Those of all tables, and of the ones that the comparison was planned with.
+  """
   printer = console.Console()
   printer.print(errors_table(cases))
   if tables_scores.ratios(cases):
     printer.print(ratios_table(cases))
+    if 0 < len(planned(cases)) < len(cases):
+      printer.print(ratios_table(planned(cases)))
+
+
+def planned(cases: Sequence[Case]) -> list[Case]:
+  """The cases of `tables.PLANNED`."""
+  return [case for case in cases if case.table in tables.PLANNED]
 
 
 def errors_table(cases: Sequence[Case]) -> rich_tables.Table:
@@ -128,12 +139,13 @@ def errors_table(cases: Sequence[Case]) -> rich_tables.Table:
 
 def ratios_table(cases: Sequence[Case]) -> rich_tables.Table:
   """The in-context regressor against each of the others."""
+  count = len({case.table for case in cases})
   result = rich_tables.Table(
     "RMSE, in context over",
     "geometric mean",
     "95 % interval",
     "better",
-    title="Ratios; the interval is a bootstrap over tables",
+    title=f"Ratios on {count} tables; the interval is a bootstrap over them",
   )
   for ratio in tables_scores.ratios(cases):
     result.add_row(
@@ -155,10 +167,16 @@ def write(cases: Sequence[Case], path: PathLike) -> None:
   content = {
     "versions": {"numpy": np.__version__, "scikit-learn": sklearn.__version__},
     "means": [dataclasses.asdict(m) for m in tables_scores.means(cases)],
-    "ratios": [dataclasses.asdict(r) for r in tables_scores.ratios(cases)],
+    "ratios": _ratios(cases),
+    "ratios of planned tables": _ratios(planned(cases)),
     "cases": [dataclasses.asdict(case) for case in cases],
   }
   pathlib.Path(path).write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+
+
+def _ratios(cases: Sequence[Case]) -> list[dict[str, Any]]:
+  found = tables_scores.ratios(cases) if cases else []
+  return [dataclasses.asdict(ratio) for ratio in found]
 
 
 def read(path: PathLike) -> list[Case]:

@@ -1,6 +1,7 @@
 """The comparison on tables is fair, counts right, and is written and read."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -111,6 +112,24 @@ def test_it_prints_a_row_for_each_case_and_the_ratios(capsys, monkeypatch):
   for expected in ("iris", "0.900", "arithmetic mean", "0.433", "1 of 3"):
     assert expected in printed
   assert printed.count("iris") == 2
+  assert printed.count("Ratios on") == 1
+
+
+def test_ratios_of_the_planned_tables_stand_beside_those_of_all(
+  tmp_path, capsys, monkeypatch
+):
+  monkeypatch.setenv("COLUMNS", "100")
+  worst = {"in context": 9, "ridge": 1, "random forest": 1}
+  more = dataclasses.replace(CASES[0], table=tables.LATER[0], errors=worst)
+  tables_report.show([*CASES, more])
+  tables_report.write([*CASES, more], tmp_path / "all.json")
+  written = json.loads((tmp_path / "all.json").read_text())
+  printed = capsys.readouterr().out
+  for count, key in ((3, "ratios"), (2, "ratios of planned tables")):
+    ridge = written[key][0]
+    assert (ridge["baseline"], ridge["cases"]) == ("ridge", count + 1)
+    assert f"Ratios on {count} tables" in printed
+    assert f"{ridge['mean']:.3f}" in printed
 
 
 def test_the_standard_ones_are_run_alone_with_progress(
