@@ -1,6 +1,7 @@
 """The contract: every law on every subject, dtype and transform."""
 
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterator
 import dataclasses
 import functools
@@ -105,7 +106,7 @@ def run(
   trials: int = 20_000,
   seed: int = 0,
   *,
-  only: str = "",
+  only: str | Collection[str] = "",
   on_program: Callable[[str], None] = lambda name: None,
 ) -> Contract:
   """Tries every law; a trial is one subject, one law, one input.
@@ -113,7 +114,7 @@ def run(
   Args:
     trials: At least how many in all.
     seed: Of parameters, tokens and null patterns; the same seed replays.
-    only: Restricts to the programs whose name holds this text.
+    only: Restricts to the programs whose name holds this text, or one of these.
     on_program: Called with the name of each program as it starts.
 
   Returns:
@@ -130,7 +131,12 @@ def run(
   """
   if trials < 1:
     raise ValueError(f"trials must be positive, got {trials!r}.")
-  chosen = [program for program in programs() if only in program.name]
+  texts = (only,) if isinstance(only, str) else tuple(only)
+  chosen = [
+    program
+    for program in programs()
+    if any(text in program.name for text in texts)
+  ]
   if not chosen:
     raise ValueError(f"only must be part of a program's name, got {only!r}.")
   rows: dict[str, list[Row]] = {}

@@ -6,6 +6,7 @@ import pytest
 
 from oflax.studies import contract
 from oflax.studies import contract_subjects
+from oflax.studies import reproduce
 
 
 def test_the_grid_is_small_and_covers_dtypes_and_transforms():
@@ -62,3 +63,16 @@ def test_wrong_arguments_are_named():
     contract.run(0)
   with pytest.raises(ValueError, match=r"only must be .*'nothing'"):
     contract.run(1, only="nothing")
+
+
+def test_programs_are_chosen_by_any_of_several_texts():
+  seen = []
+  contract.run(
+    2, only=("o_gate, float32, jit", "o_pool, float32"), on_program=seen.append
+  )
+  assert seen == ["o_gate, float32, jit", "o_pool, float32, jit"]
+
+
+def test_every_program_of_the_report_is_one():
+  known = [program.name for program in contract.programs()]
+  assert set(reproduce.PROGRAMS) <= set(known)
