@@ -1,13 +1,17 @@
 """OLanguageModel: ids to the scores of the next id."""
 
 from collections.abc import Callable
+import math
 from typing import Any
 
 from flax import linen as nn
 from flax.typing import Dtype
 import jax
+from jax import lax
 import jax.numpy as jnp
+import optax
 
+from oflax import _components
 from oflax.linen.embed import OEmbed
 from oflax.linen.transformer import OTransformer
 
@@ -112,6 +116,45 @@ class OLanguageModel(nn.Module):
     """
     return self.head(self.hidden(ids, **arguments))
 
+  def loss(
+    self,
+    ids: jax.Array,
+    *,
+    positions: jax.Array | None = None,
+    segments: jax.Array | None = None,
+    deterministic: bool | None = None,
+  ) -> tuple[jax.Array, jax.Array]:
+    """The bits that the next id costs, a mean over tokens that have a next one.
+
+    That is the next token of the row and the segment, whatever null ids lie
+    between: padding, wherever it stands, changes nothing.
+
+    Args:
+      ids: ``[..., n]``.
+      positions: As in `OTransformer`.
+      segments: Likewise; tokens of one are next to each other.
+      deterministic: Whether dropout is off, if the field does not say.
+
+    Returns:
+      Bits an id, and how many tokens the mean is over, which weighs it.
+    """
+    ids = jnp.asarray(ids)
+
+    def before(x: jax.Array | None) -> jax.Array | None:
+      return None if x is None else x[..., :-1]
+
+    logits = self(
+      ids[..., :-1],
+      positions=before(positions),
+      segments=before(segments),
+      deterministic=deterministic,
+    )
+    target, judged = next_ids(ids, self.null_id, segments)
+    nats = optax.softmax_cross_entropy_with_integer_labels(logits, target)
+    weight = judged.astype(nats.dtype)
+    bits = _components.present_mean(nats / math.log(2), weight)
+    return bits, jnp.sum(weight)
+
   def hidden(self, ids: jax.Array, **arguments: Any) -> jax.Array:
     """Maps ids ``[..., n]`` to carriers after the last norm."""
     carriers = self.embed(ids)
@@ -126,3 +169,42 @@ class OLanguageModel(nn.Module):
     """Maps carriers ``[..., n, features]`` to scores of the next id."""
     scores = self.embed.attend(carriers)
     return scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
+
+
+def next_ids(
+  ids: jax.Array, null_id: int = 0, segments: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
+  """The id that follows each token, null ids left out.
+
+  Args:
+    ids: ``[..., n]``.
+    null_id: The id that, as all negative ones, is no token.
+    segments: ``[..., n]`` or ``[n]``; the first of one follows on nothing.
+
+  Returns:
+    The next ids of all but the last, ``[..., n − 1]``, 0 where there is none;
+    and where there is one, boolean.
+
+  Example:
+    >>> following, there = next_ids(jnp.array([0, 5, 0, 0, 7, 8, 0]))
+    >>> following.tolist()
+    [0, 7, 0, 0, 8, 0]
+    >>> there.tolist()
+    [False, True, False, False, True, False]
+
+  Reference: DESIGN §1: null tokens do not exist.
+  """
+  count, last = ids.shape[-1], ids.ndim - 1
+  token = (ids != null_id) & (ids >= 0)
+  place = lax.broadcasted_iota(jnp.int32, ids.shape, last)
+  # The place of the nearest token, from here on.
+  nearest = lax.cummin(jnp.where(token, place, count), last, reverse=True)
+  following = nearest[..., 1:]
+  there = token[..., :-1] & (following < count)
+  following = jnp.minimum(following, count - 1)
+  if segments is not None:
+    segments = jnp.broadcast_to(segments, ids.shape)
+    after = jnp.take_along_axis(segments, following, axis=-1)
+    there &= after == segments[..., :-1]
+  target = jnp.take_along_axis(ids, following, axis=-1)
+  return jnp.where(there, target, 0), there

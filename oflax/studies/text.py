@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from collections.abc import Mapping
-import math
 import os
 from typing import Any
 
@@ -10,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-import oflax
 from oflax import training
 from oflax.linen import OLanguageModel
 from oflax.studies import text_data
@@ -102,11 +100,8 @@ def loss_of(model: Any) -> Callable[..., Any]:
     variables: Mapping[str, Any], ids: jax.Array, rng: jax.Array | None
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
     del rng
-    logits: Any = model.apply(variables, ids[:, :-1])
-    present = (ids[:, 1:] != model.null_id).astype(jnp.float32)
-    nats = optax.softmax_cross_entropy_with_integer_labels(logits, ids[:, 1:])
-    bits = oflax.present_mean(nats / math.log(2), present)
-    return bits, {"weight": jnp.sum(present)}
+    bits, weight = model.apply(variables, ids, method="loss")
+    return bits, {"weight": weight}
 
   return loss_fn
 

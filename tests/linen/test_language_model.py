@@ -1,0 +1,62 @@
+"""The loss of a language model does not know of padding, gaps and packing."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from oflax.linen import OLanguageModel
+from oflax.sequences import pack
+
+MODEL = OLanguageModel(11, 8, num_layers=1, num_heads=2, mlp_dim=8)
+RNG = np.random.default_rng(0)
+SEQUENCES = [RNG.integers(1, 11, size=n) for n in (6, 4, 2, 1)]
+VARIABLES = jax.jit(MODEL.init)(jax.random.key(0), SEQUENCES[0][None])
+APPLY = jax.jit(MODEL.apply)
+PLACES = {
+  "right": lambda n: range(n),
+  "left": lambda n: range(8 - n, 8),
+  "gaps": lambda n: [0, 2, 3, 5, 6, 7][:n],
+}
+
+
+@jax.jit
+def loss(ids, positions=None, segments=None):
+  return MODEL.apply(
+    VARIABLES, ids, positions=positions, segments=segments, method="loss"
+  )
+
+
+def bits_apart():
+  """Of every id but the first of each sequence, by the definition."""
+  found = []
+  for ids in SEQUENCES:
+    logits = np.asarray(APPLY(VARIABLES, ids[None]))[0].astype(float)
+    each = np.log2(np.sum(np.exp(logits), axis=-1))[:-1]
+    found += list(each - logits[np.arange(len(ids) - 1), ids[1:]] / np.log(2))
+  return np.array(found)
+
+
+@pytest.mark.parametrize("padding", PLACES)
+def test_padding_changes_nothing(padding):
+  rows = np.zeros((4, 8), int)
+  for row, ids in zip(rows, SEQUENCES, strict=True):
+    row[list(PLACES[padding](len(ids)))] = ids
+  bits, weight = loss(rows)
+  want = bits_apart()
+  assert weight == len(want) == 9
+  np.testing.assert_allclose(bits, np.mean(want), rtol=1e-5)
+
+
+def test_packed_sequences_cost_what_they_cost_apart():
+  packed = pack(SEQUENCES, 7)
+  bits, weight = loss(packed.tokens, packed.positions, packed.segments)
+  want = bits_apart()
+  assert weight == len(want)
+  np.testing.assert_allclose(bits, np.mean(want), rtol=1e-5)
+
+
+def test_without_a_next_token_the_loss_is_0():
+  for ids in ([[0, 3, 0]], [[0, 0]], [[4]]):
+    bits, weight = loss(jnp.array(ids))
+    assert bits == weight == 0
