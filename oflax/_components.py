@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from oflax import _checks
 from oflax import _numerics
+from oflax._numerics import AxisName
 
 NORMS = ("layer", "rms")
 
@@ -172,7 +173,11 @@ def o_inject(
 
 
 def o_standardize(
-  values: jax.Array, presence: jax.Array, *, epsilon: float = 1e-6
+  values: jax.Array,
+  presence: jax.Array,
+  *,
+  epsilon: float = 1e-6,
+  axis_name: AxisName | None = None,
 ) -> jax.Array:
   r"""Standardises every feature over the tokens, each by its presence.
 
@@ -184,6 +189,8 @@ def o_standardize(
     values: ``[..., n, d]``; statistics run over axis -2.
     presence: ``[..., n]`` or ``[n]``.
     epsilon: Positive, in units of the variance.
+    axis_name: Mapped axis over which the tokens are split; statistics are of
+      all.
 
   Returns:
     ``[..., n, d]`` in the dtype of `values`; 0 if no token is present.
@@ -202,18 +209,24 @@ def o_standardize(
   _checks.check_positive("epsilon", epsilon)
   values, p = _token_arguments("values", values, presence)
   x = _numerics.quarantine(values, p).astype(_numerics.wide_dtype(values, p))
-  weights = _numerics.shares(p, axis=-1)[..., None]
-  centred = x - _weighted_mean(x, weights)
-  unit = _numerics.square_unit(centred, axis=-2)
+  weights = _numerics.shares(p, -1, axis_name)[..., None]
+  centred = x - _weighted_mean(x, weights, axis_name)
+  unit = _numerics.square_unit(centred, -2, axis_name)
   centred = centred / unit
-  variance = jnp.sum(weights * jnp.square(centred), axis=-2, keepdims=True)
+  variance = _numerics.total(weights * jnp.square(centred), -2, axis_name)
   scaled = centred * _inverse_root(variance, epsilon, unit)
   # With nothing present the mean is no statistic: no derivative through it.
-  empty = jnp.all(p == 0, axis=-1)[..., None, None]
-  return jnp.where(empty, 0, _numerics.gate(scaled, p)).astype(values.dtype)
+  present = _numerics.largest((p != 0).astype(p.dtype), -1, axis_name)
+  gated = _numerics.gate(scaled, p)
+  return jnp.where(present[..., None] == 0, 0, gated).astype(values.dtype)
 
 
-def o_pool(values: jax.Array, presence: jax.Array) -> jax.Array:
+def o_pool(
+  values: jax.Array,
+  presence: jax.Array,
+  *,
+  axis_name: AxisName | None = None,
+) -> jax.Array:
   r"""The mean over the tokens, each by its presence.
 
   .. math:: \sum_i p_i x_i / \sum_i p_i
@@ -221,6 +234,7 @@ def o_pool(values: jax.Array, presence: jax.Array) -> jax.Array:
   Args:
     values: ``[..., n, d]``; the mean runs over axis -2.
     presence: ``[..., n]`` or ``[n]``.
+    axis_name: Mapped axis over which the tokens are split; the mean is of all.
 
   Returns:
     ``[..., d]`` in the dtype of `values`; 0 if no token is present.
@@ -237,11 +251,17 @@ def o_pool(values: jax.Array, presence: jax.Array) -> jax.Array:
   """
   values, p = _token_arguments("values", values, presence)
   x = _numerics.quarantine(values, p).astype(_numerics.wide_dtype(values, p))
-  weights = _numerics.shares(p, axis=-1)[..., None]
-  return jnp.squeeze(_weighted_mean(x, weights), -2).astype(values.dtype)
+  weights = _numerics.shares(p, -1, axis_name)[..., None]
+  mean = _weighted_mean(x, weights, axis_name)
+  return jnp.squeeze(mean, -2).astype(values.dtype)
 
 
-def present_mean(losses: jax.Array, presence: jax.Array) -> jax.Array:
+def present_mean(
+  losses: jax.Array,
+  presence: jax.Array,
+  *,
+  axis_name: AxisName | None = None,
+) -> jax.Array:
   r"""The mean loss of the present tokens, over all axes.
 
   .. math:: \sum_i p_i \ell_i / \sum_i p_i
@@ -252,6 +272,8 @@ def present_mean(losses: jax.Array, presence: jax.Array) -> jax.Array:
   Args:
     losses: One loss a token, ``[..., n]``.
     presence: ``[..., n]`` or ``[n]``.
+    axis_name: Mapped axis over which the losses are split, by tokens or by
+      samples, or several; the mean is of all.
 
   Returns:
     A float32 (or wider) scalar; 0 with zero gradient if nothing is present.
@@ -271,8 +293,9 @@ def present_mean(losses: jax.Array, presence: jax.Array) -> jax.Array:
   p = _checks.presence_of("presence", presence, losses.shape)
   p = lax.stop_gradient(p)
   losses = _numerics.quarantine(losses, p)
-  weights = _numerics.shares(p, axis=None)
-  return jnp.sum(weights * losses.astype(_numerics.wide_dtype(losses, p)))
+  weights = _numerics.shares(p, None, axis_name)
+  losses = losses.astype(_numerics.wide_dtype(losses, p))
+  return jnp.squeeze(_numerics.total(weights * losses, None, axis_name))
 
 
 def residual(fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
@@ -348,7 +371,9 @@ def _inverse_root(
   return lax.rsqrt(variance + jnp.maximum(added, tiny))
 
 
-def _weighted_mean(x: jax.Array, weights: jax.Array) -> jax.Array:
+def _weighted_mean(
+  x: jax.Array, weights: jax.Array, axis_name: AxisName | None
+) -> jax.Array:
   """Σ w x over axis -2, kept; corrected once, so that a constant is exact."""
-  mean = jnp.sum(weights * x, axis=-2, keepdims=True)
-  return mean + jnp.sum(weights * (x - mean), axis=-2, keepdims=True)
+  mean = _numerics.total(weights * x, -2, axis_name)
+  return mean + _numerics.total(weights * (x - mean), -2, axis_name)

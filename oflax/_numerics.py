@@ -10,6 +10,9 @@ import jax.numpy as jnp
 # then has room for sums, 10^12 times as large, before inf · 0 makes a NaN.
 MAX_EXPONENT = 60.0
 
+# A mapped axis, as of `jax.shard_map`, or several.
+AxisName = str | tuple[str, ...]
+
 
 def wide_dtype(*arrays: jax.Array) -> jnp.dtype:
   """float32 or wider: the dtype in which products with p are formed."""
@@ -78,18 +81,38 @@ def safe_divide(numerator: jax.Array, total: jax.Array) -> jax.Array:
   return jnp.where(empty, 0, ratio)
 
 
-def shares(presence: jax.Array, axis: int | None) -> jax.Array:
+def total(
+  x: jax.Array, axis: int | None, axis_name: AxisName | None
+) -> jax.Array:
+  """The sum over an array axis, kept, and over the shards."""
+  result = jnp.sum(x, axis=axis, keepdims=True)
+  return result if axis_name is None else lax.psum(result, axis_name)
+
+
+def largest(
+  x: jax.Array, axis: int | None, axis_name: AxisName | None
+) -> jax.Array:
+  """The largest of numbers that are not negative, a constant; kept as above."""
+  x = lax.stop_gradient(x)
+  result = jnp.max(x, axis=axis, keepdims=True, initial=0)
+  return result if axis_name is None else lax.pmax(result, axis_name)
+
+
+def shares(
+  presence: jax.Array, axis: int | None, axis_name: AxisName | None = None
+) -> jax.Array:
   """The shares p / Σ p; 0 with zero derivatives where nothing is present.
 
   Divides by the largest p first: (Σ p)² in the derivative would underflow.
   """
-  top = jnp.max(presence, axis=axis, keepdims=True, initial=0)
-  top = lax.stop_gradient(jnp.where(top == 0, 1, top))
-  mass = presence / top
-  return safe_divide(mass, jnp.sum(mass, axis=axis, keepdims=True))
+  top = largest(presence, axis, axis_name)
+  mass = presence / jnp.where(top == 0, 1, top)
+  return safe_divide(mass, total(mass, axis, axis_name))
 
 
-def square_unit(x: jax.Array, axis: int) -> jax.Array:
+def square_unit(
+  x: jax.Array, axis: int, axis_name: AxisName | None = None
+) -> jax.Array:
   """A constant to divide by, lest squares overflow: 1 for ordinary values."""
-  top = jnp.max(jnp.abs(x), axis=axis, keepdims=True, initial=0)
-  return lax.stop_gradient(jnp.where(top > 1e15, top, 1))
+  top = largest(jnp.abs(x), axis, axis_name)
+  return jnp.where(top > 1e15, top, 1)

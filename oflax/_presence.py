@@ -7,6 +7,7 @@ import numpy as np
 
 from oflax import _checks
 from oflax import _numerics
+from oflax._numerics import AxisName
 
 
 def presence(carrier: jax.Array, tau: float | jax.Array = 1.0) -> jax.Array:
@@ -99,7 +100,7 @@ def calibrate_tau(
 
 
 def presence_rank(
-  presence: jax.Array, *, axis_name: str | None = None
+  presence: jax.Array, *, axis_name: AxisName | None = None
 ) -> jax.Array:
   """A token's index among the present: its position, gaps ignored.
 

@@ -8,11 +8,13 @@ import numbers
 from typing import Any
 
 import jax
+from jax import lax
 import jax.numpy as jnp
 import numpy as np
 
 from oflax import _checks
 from oflax import _presence
+from oflax._numerics import AxisName
 
 
 @functools.partial(
@@ -93,6 +95,7 @@ def visibility(
   source_positions: Any = None,
   receiver_segments: Any = None,
   source_segments: Any = None,
+  axis_name: AxisName | None = None,
 ) -> Visibility:
   """Checks the visibility arguments of `o_attention` and gathers them.
 
@@ -100,7 +103,8 @@ def visibility(
   in them, so that nulls shift nobody.
   """
   shapes = receivers, sources = receiver_presence.shape, source_presence.shape
-  scores = (*receivers[:-1], num_heads, receivers[-1], sources[-1])
+  count = sources[-1] * (lax.axis_size(axis_name) if axis_name else 1)
+  scores = (*receivers[:-1], num_heads, receivers[-1], count)
   if mask is not None:
     mask = pairwise("mask", jnp.asarray(mask), scores)
     if mask.dtype != jnp.bool_:
@@ -115,9 +119,13 @@ def visibility(
   positions = None
   if is_causal or window is not None:
     if receiver_positions is None:
-      receiver_positions = _presence.presence_rank(receiver_presence)
+      receiver_positions = _presence.presence_rank(
+        receiver_presence, axis_name=axis_name
+      )
     if source_positions is None:
-      source_positions = _presence.presence_rank(source_presence)
+      source_positions = _presence.presence_rank(
+        source_presence, axis_name=axis_name
+      )
     # Signed, since a window reaches below 0.
     positions = _pair(
       "positions",

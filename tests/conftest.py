@@ -7,7 +7,7 @@ import os
 os.environ["XLA_FLAGS"] = " ".join(
   (
     os.environ.get("XLA_FLAGS", ""),
-    "--xla_force_host_platform_device_count=2",
+    "--xla_force_host_platform_device_count=8",
     "--xla_backend_optimization_level=0",
   )
 )

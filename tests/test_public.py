@@ -95,7 +95,7 @@ def test_attention_takes_the_arguments_of_the_design_in_order():
       "query key value receiver_presence source_presence mask bias is_causal"
       " local_window_size receiver_positions source_positions receiver_segments"
       " source_segments scale dropout_rate dropout_key broadcast_dropout"
-      " precision implementation return_support"
+      " precision implementation return_support axis_name"
     ).split()
   )
 

@@ -10,10 +10,12 @@ from oflax import _checks
 from oflax._attention import blocked
 from oflax._attention import folded
 from oflax._attention import reference
+from oflax._attention import ring
 from oflax._attention import slots
 from oflax._attention.blocked import BlockSizes
 from oflax._attention.operands import Operands
 from oflax._attention.operands import prepare
+from oflax._numerics import AxisName
 
 IMPLEMENTATIONS = (None, "reference", "blocked", "folded")
 # What None is for the slots of a cache.
@@ -42,6 +44,7 @@ def o_attention(
   precision: lax.PrecisionLike = None,
   implementation: str | BlockSizes | None = None,
   return_support: bool = False,
+  axis_name: AxisName | None = None,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
   r"""Attention in which a null token neither sends nor receives.
 
@@ -81,6 +84,12 @@ def o_attention(
       bias, order nor segments are given.
     return_support: Also return which receivers have a non-empty support (for
       any of their heads).
+    axis_name: Mapped axis, as of `jax.shard_map`, over which receivers and
+      sources are split alike, T and S of each a shard. The shards of sources go
+      round in a ring, so that no device holds more than its share and one more
+      of the same size, backward too. Ranks count over all shards; `mask` and
+      `bias` have a column for each of all sources. No forward mode, and not
+      "folded".
 
   Returns:
     ``[..., T, N, V]`` in the dtype of `query`; with `return_support` also the
@@ -119,8 +128,12 @@ def o_attention(
     dropout_key=dropout_key,
     broadcast_dropout=broadcast_dropout,
     precision=precision,
+    axis_name=axis_name,
   )
-  outputs, support = _attend(operands, implementation)
+  if axis_name is None:
+    outputs, support = _attend(operands, implementation)
+  else:
+    outputs, support = ring.attend(operands, implementation, axis_name)
   query = jnp.asarray(query)
   outputs = outputs.reshape(*query.shape[:-1], outputs.shape[-1])
   outputs = outputs.astype(query.dtype)

@@ -19,6 +19,9 @@ from oflax._attention import reference
 from oflax._attention.operands import Operands
 from oflax._attention.sources import Sources
 
+# A function of the reference: of operands, and their sources if they are ready.
+Whole = Callable[[Operands, Sources | None], Any]
+
 # How many parts of the sources a block may be without, one by one.
 PARTS = 8
 
@@ -58,7 +61,7 @@ class BlockSizes(NamedTuple):
 def block_sizes(operands: Operands) -> BlockSizes:
   """The one place that chooses: blocks whose scores fit into caches."""
   batch, heads, receivers, sources = operands.sizes
-  scores = 2**20 if jax.default_backend() == "cpu" else 2**24
+  scores = _scores()
   rows = max(1, min(receivers, 512 if sources <= 1024 else 256))
   per_head = max(1, rows * sources)
   # Samples first: to cut them moves nothing.
@@ -70,28 +73,43 @@ def block_sizes(operands: Operands) -> BlockSizes:
   return BlockSizes(samples, _divisor(heads, some), rows)
 
 
+def small_block_sizes(operands: Operands) -> BlockSizes:
+  """For a shard of long sequences: its share is small, its blocks be smaller.
+
+  A shard has the sources of one device only, so that rows are short.
+  """
+  *_, receivers, sources = operands.sizes
+  rows = _scores() // 4 // max(1, sources)
+  return BlockSizes(1, 1, max(1, min(receivers, rows, 256)))
+
+
+def _scores() -> int:
+  """How many scores fit into a cache, about."""
+  return 2**20 if jax.default_backend() == "cpu" else 2**24
+
+
 def attend(
-  operands: Operands, sizes: BlockSizes
-) -> tuple[jax.Array, jax.Array]:
-  """As `reference.attend`, block by block."""
+  operands: Operands, sizes: BlockSizes, whole: Whole = reference.attend
+) -> Any:
+  """As `reference.attend`, or another of its functions, block by block."""
   for name, size in sizes._asdict().items():
     _checks.check_at_least(f"BlockSizes.{name}", size, 1)
   if 0 in operands.sizes:
-    return reference.attend(operands)
+    return whole(operands, None)
   batch, _, receivers, _ = operands.sizes
   key, operands = operands.dropout_key, _without(operands, "dropout_key")
 
   def of_samples(b: Any, part: Operands) -> Any:
-    return _map_heads(functools.partial(of_heads, b), sizes.heads, part)
+    return map_heads(functools.partial(of_heads, b), sizes.heads, part)
 
   def of_heads(b: Any, n: Any, part: Operands) -> Any:
     sources = Sources.of(part)
 
     def of_receivers(t: Any, query: jax.Array, part: Operands) -> Any:
       place = (t,) if part.broadcast_dropout else (b, n, t)
-      key_here = None if key is None else _folded(key, place)
+      key_here = None if key is None else folded(key, place)
       part = dataclasses.replace(part, query=query, dropout_key=key_here)
-      return _block(part, sources)
+      return _block(part, sources, whole)
 
     cut = (part.query, 1), (_without(part, "query", "key", "value"), 2)
     return _map_blocks(of_receivers, receivers, sizes.receivers, cut, joint=1)
@@ -105,7 +123,7 @@ def _without(operands: Operands, *names: str) -> Operands:
   return dataclasses.replace(operands, **nothing)
 
 
-def _block(operands: Operands, sources: Sources) -> tuple[jax.Array, jax.Array]:
+def _block(operands: Operands, sources: Sources, whole: Whole) -> Any:
   """The reference, without parts of the sources that nobody here may see.
 
   They are left out by visibility only: what is absent has curvature.
@@ -119,7 +137,7 @@ def _block(operands: Operands, sources: Sources) -> tuple[jax.Array, jax.Array]:
         return x if whole else lax.dynamic_slice_in_dim(x, start, size, axis)
 
       some = jax.tree.map(lambda x: part(x, -1), sources)
-      return reference.attend(operands.cut(part), some)
+      return whole(operands.cut(part), some)
 
     # In the branch, too: else what it computes leaves it, to be used again.
     return _again(attend)
@@ -160,7 +178,7 @@ def _again(fn: Callable[..., Any]) -> Callable[..., Any]:
   return jax.checkpoint(fn, policy=policy)
 
 
-def _map_heads(
+def map_heads(
   fn: Callable[[Any, Operands], Any], most: int, operands: Operands
 ) -> Any:
   """Maps fn in turn over groups of heads.
@@ -237,7 +255,7 @@ def _map_blocks(
   return jax.tree.map(joined, lax.map(one, (jnp.arange(count), blocks)))
 
 
-def _folded(key: jax.Array, place: tuple[Any, ...]) -> jax.Array:
+def folded(key: jax.Array, place: tuple[Any, ...]) -> jax.Array:
   """A dropout key for each block, by its place."""
   return functools.reduce(jax.random.fold_in, place, key)
 

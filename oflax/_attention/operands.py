@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from oflax import _checks
 from oflax import _numerics
 from oflax import _visibility
+from oflax._numerics import AxisName
 from oflax._visibility import Visibility
 
 
@@ -29,6 +30,7 @@ from oflax._visibility import Visibility
     "bias",
     "scale",
     "dropout_key",
+    "maximum",
   ),
   meta_fields=("dropout_rate", "broadcast_dropout", "precision"),
 )
@@ -50,6 +52,8 @@ class Operands:
     dropout_rate: Share of the weights dropped; 0 if there is no dropout.
     broadcast_dropout: Whether B and N share the dropout.
     precision: Of the products.
+    maximum: The largest exponent of more sources than these, where it is known,
+      ``[B, N, T, 1]``, a constant; or None.
   """
 
   query: jax.Array
@@ -64,6 +68,7 @@ class Operands:
   dropout_rate: float = 0.0
   broadcast_dropout: bool = False
   precision: lax.PrecisionLike = None
+  maximum: jax.Array | None = None
 
   @property
   def sizes(self) -> tuple[int, int, int, int]:
@@ -128,6 +133,7 @@ def prepare(
   dropout_rate: float = 0.0,
   dropout_key: jax.Array | None = None,
   broadcast_dropout: bool = False,
+  axis_name: AxisName | None = None,
   **visibility: Any,
 ) -> Operands:
   """Checks the arguments of `o_attention`."""
@@ -138,9 +144,15 @@ def prepare(
     "receiver_presence", receiver_presence, receivers
   )
   seen = _visibility.visibility(
-    p_receiver, p_source, num_heads=query.shape[-2], **visibility
+    p_receiver,
+    p_source,
+    num_heads=query.shape[-2],
+    axis_name=axis_name,
+    **visibility,
   )
-  scores = (*receivers[:-1], query.shape[-2], receivers[-1], sources[-1])
+  # Masks and biases have a column for every source of every shard.
+  count = sources[-1] * (lax.axis_size(axis_name) if axis_name else 1)
+  scores = (*receivers[:-1], query.shape[-2], receivers[-1], count)
   if bias is not None:
     bias = jnp.asarray(bias)
     _checks.check_floating("bias", bias)

@@ -28,6 +28,22 @@ def attend(
   Returns:
     ``[B, T, N, V]`` and boolean ``[B, T, N]``.
   """
+  return finished(operands, summed(operands, sources))
+
+
+def finished(
+  operands: Operands, total: Partition
+) -> tuple[jax.Array, jax.Array]:
+  """As `attend`, from what `summed` returns for all sources."""
+  return operands.gated(total.mean()), total.mass != 0
+
+
+def summed(operands: Operands, sources: Sources | None = None) -> Partition:
+  """The partition of the sources, with the receivers first.
+
+  Returns:
+    Maximum and mass ``[B, T, N]``, value ``[B, T, N, V]``.
+  """
   if sources is None:
     sources = Sources.of(operands)
   bias, visible = additive(operands)
@@ -41,9 +57,9 @@ def attend(
     precision=operands.precision,
     shifted_key=sources.shifted_key,
     kept=_kept(operands, sources.key.dtype),
+    maximum=operands.maximum,
   )
-  outputs = operands.gated(jnp.moveaxis(result.mean(), 1, 2))
-  return outputs, jnp.moveaxis(result.mass != 0, 1, 2)
+  return Partition(*(jnp.moveaxis(part, 1, 2) for part in result))
 
 
 def weights(operands: Operands) -> jax.Array:
@@ -73,13 +89,15 @@ def partition(
   precision: lax.PrecisionLike = None,
   shifted_key: jax.Array | None = None,
   kept: jax.Array | None = None,
+  maximum: jax.Array | None = None,
 ) -> Partition:
   """The partition of all sources, of values ``[..., N, V, S]`` times mass.
 
-  `kept` are the dropout factors of the weights, 0 or 1 / (1 − rate).
+  `kept` are the dropout factors of the weights, 0 or 1 / (1 − rate); `maximum`
+  is as in `energies`.
   """
   e, maximum, mass = energies(
-    q, k, source_presence, visible, bias, precision, shifted_key
+    q, k, source_presence, visible, bias, precision, shifted_key, maximum
   )
   total = jnp.einsum(
     "...nts,...s->...nt", e, mass[..., 0, 0, :], precision=precision
@@ -99,6 +117,7 @@ def energies(
   bias: jax.Array | None,
   precision: lax.PrecisionLike,
   shifted_key: jax.Array | None = None,
+  maximum: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   r"""The exponentials of the scores, relative to the largest present one.
 
@@ -116,6 +135,7 @@ def energies(
     precision: Of the products.
     shifted_key: The key with log p as one more feature, to have the product
       add it: a sum costs a pass over the scores.
+    maximum: Where that of more sources is known, ``[..., N, T, 1]``.
 
   Returns:
     E ``[..., N, T, S]``, the maximum ``[..., N, T]`` and the mass of each
@@ -126,7 +146,7 @@ def energies(
     s = _product("gth,ghs->gts", q, k, precision) + log_presence
   else:
     s = _shifted(q, k, shifted_key)
-  return *relative(s, source_presence, visible, bias), mass
+  return *relative(s, source_presence, visible, bias, maximum), mass
 
 
 def relative(
@@ -134,6 +154,7 @@ def relative(
   source_presence: jax.Array,
   visible: jax.Array | None,
   bias: jax.Array | None,
+  maximum: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
   """`energies` without the mass, from scores and log p, ``[..., N, T, S]``."""
   if bias is not None:
@@ -142,8 +163,10 @@ def relative(
   if visible is not None:
     s = jnp.where(visible, s, lowest)
   # The weights do not depend on the maximum, so neither do their derivatives.
-  top = _largest(lax.stop_gradient(s), source_presence != 0)
-  top = checkpoint_name(jnp.where(top > lowest, top, 0), KEPT)
+  top = maximum
+  if top is None:
+    top = _largest(lax.stop_gradient(s), source_presence != 0)
+    top = checkpoint_name(jnp.where(top > lowest, top, 0), KEPT)
   return _numerics.bounded_exp(s - top), jnp.squeeze(top, -1)
 
 
