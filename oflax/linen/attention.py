@@ -16,6 +16,7 @@ from oflax import _presence
 from oflax import _rotary
 from oflax import _visibility
 from oflax.linen import cache
+from oflax.linen import placement
 from oflax.linen.cache import COLLECTION
 from oflax.linen.cache import Cache
 from oflax.linen.presence import WithPresence
@@ -218,7 +219,7 @@ class OAttention(WithPresence):
       )
       self.sow("intermediates", "attention_weights", weights)
     # The receiver's gate comes once, after the output projection.
-    mean, support = _attention.o_attention(
+    mean, support = placement.attend(
       query,
       key,
       value,
@@ -228,7 +229,6 @@ class OAttention(WithPresence):
       **self._dropout(deterministic),
       precision=self.precision,
       implementation=self._implementation(),
-      return_support=True,
     )
     out_features = _default(self.out_features, inputs_q.shape[-1])
     outputs = self._dense(out_features, (-2, -1), "out")(mean)

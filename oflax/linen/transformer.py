@@ -16,6 +16,8 @@ from oflax import _compaction
 from oflax import _components
 from oflax import _presence
 from oflax import _visibility
+from oflax.linen import arrangements
+from oflax.linen import placement
 from oflax.linen.attention import OAttention
 from oflax.linen.cache import COLLECTION
 from oflax.linen.calibration import CALIBRATING
@@ -208,6 +210,7 @@ class OBlock(_Fields):
       else:
         update = sublayer(norm(h, presence=presence), presence)
         h = h + update.astype(h.dtype)
+      h = placement.constrain(h)
     return h
 
 
@@ -297,6 +300,7 @@ class OTransformer(_Fields):
       return self._on_present(
         carriers, mask, positions, segments, deterministic
       )
+    recording = any(map(self.is_mutable_collection, _LAYERED))
     if positions is None:
       presence = _presence.presence(carriers)
       if self.variant == "host" or not self.closed:
@@ -304,6 +308,18 @@ class OTransformer(_Fields):
       positions = _presence.presence_rank(presence)
       if self.decode:
         positions += self._seen(presence)[..., None]
+    # What is recorded is of the tokens as they came.
+    arrangement = arrangements.Arrangement(0)
+    if not (recording or self.decode):
+      arrangement = arrangements.of_context(
+        carriers.shape[-2],
+        causal=self.is_causal,
+        closed=self.closed and self.variant == "full",
+      )
+    count = carriers.shape[-2]
+    carriers, mask, positions, segments = arrangement.arrange(
+      carriers, mask, positions, segments
+    )
 
     def apply_block(block: OBlock, h: jax.Array) -> jax.Array:
       return block(
@@ -317,7 +333,7 @@ class OTransformer(_Fields):
 
     if self.remat:
       apply_block = nn.remat(apply_block, prevent_cse=not self.scan_layers)
-    h = carriers
+    h = placement.constrain(carriers)
     if self.scan_layers:
       h, _ = nn.scan(
         lambda block, h, _: (apply_block(block, h), None),
@@ -329,7 +345,9 @@ class OTransformer(_Fields):
     else:
       for i in range(self.num_layers):
         h = apply_block(self.block(f"block_{i}"), h)
-    return self.make_norm("final_norm")(h) if self.final_norm else h
+    if self.final_norm:
+      h = self.make_norm("final_norm")(h)
+    return arrangement.restore(h, count)
 
   def _on_present(
     self,
