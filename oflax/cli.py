@@ -101,8 +101,22 @@ def train(
   ] = None,
   resume: Resume = False,
   directory: Directory = None,
+  coordinator: Annotated[
+    str | None,
+    typer.Option(help="HOST:PORT of process 0, to train in several processes."),
+  ] = None,
+  num_processes: Annotated[
+    int | None, typer.Option(help="How many processes there are.")
+  ] = None,
+  process_id: Annotated[
+    int | None, typer.Option(help="Which one this is, from 0.")
+  ] = None,
 ) -> None:
-  """Train on digits, and check the laws; or a language model on text."""
+  """Train on digits, and check the laws; or a language model on text.
+
+  Digits may be learnt by several processes: each runs this command, with a
+  folder that all of them see.
+  """
   from oflax.studies import digits_report
   from oflax.studies import text_report
 
@@ -116,8 +130,12 @@ def train(
     "seed": seed,
     "steps": steps or usual,
   }
-  _open(folder, settings, resume)
-  with _stoppable(folder):
+  together = _together(coordinator, num_processes, process_id)
+  if coordinator and task is not Task.DIGITS:
+    raise typer.BadParameter(f"several processes learn digits, not {task}.")
+  if not process_id:
+    _open(folder, settings, resume)
+  with _stoppable(folder), together:
     report.run(folder, resume=resume, **settings)
 
 
@@ -342,6 +360,36 @@ def bench(
       raise typer.BadParameter(str(error)) from None
   print(page)
   print(f"Written to {directory}: benchmarks.md, .png, .json.")
+
+
+def _together(
+  coordinator: str | None, num_processes: int | None, process_id: int | None
+) -> contextlib.AbstractContextManager[None]:
+  """The other processes of a training, if there are any."""
+  options = (
+    ("--coordinator", coordinator),
+    ("--num-processes", num_processes),
+    ("--process-id", process_id),
+  )
+  missing = [name for name, value in options if value is None]
+  if len(missing) == len(options):
+    return contextlib.nullcontext()
+  if coordinator is None or num_processes is None or process_id is None:
+    raise typer.BadParameter(
+      f"several processes need {' and '.join(missing)}, too."
+    )
+  from oflax.training import processes
+
+  try:
+    processes.check(coordinator, num_processes, process_id)
+  except ValueError as error:
+    raise typer.BadParameter(str(error)) from None
+  return processes.joined(
+    coordinator,
+    num_processes,
+    process_id,
+    how_to_go_on="start all processes again with --resume to go on",
+  )
 
 
 def _device(name: str | None) -> Any:

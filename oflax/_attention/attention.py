@@ -133,7 +133,8 @@ def o_attention(
   if axis_name is None:
     outputs, support = _attend(operands, implementation)
   else:
-    outputs, support = ring.attend(operands, implementation, axis_name)
+    chosen = None if implementation == CACHED else implementation
+    outputs, support = ring.attend(operands, chosen, axis_name)
   query = jnp.asarray(query)
   outputs = outputs.reshape(*query.shape[:-1], outputs.shape[-1])
   outputs = outputs.astype(query.dtype)

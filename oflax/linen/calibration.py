@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from oflax import _checks
+from oflax import _hosts
 from oflax import _presence
 from oflax.linen.presence import OPresence
 
@@ -138,7 +139,7 @@ def _taus(
 ) -> jax.Array:
   """The τ of one OPresence; of all its layers under scan."""
   count = int(np.prod(layers))
-  calls = [np.asarray(x).reshape(count, -1, x.shape[-1]) for x in carriers]
+  calls = [_hosts.whole(x).reshape(count, -1, x.shape[-1]) for x in carriers]
   taus = [
     _presence.calibrate_tau(seen, presence=presence, quantile=quantile)
     for seen in np.concatenate(calls, axis=1)

@@ -8,10 +8,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 import numpy as np
 import optax
 
 from oflax import laws
+from oflax import sharding
 from oflax import training
 from oflax.studies import digits_data
 from oflax.studies.digits_model import DigitClassifier
@@ -54,6 +56,8 @@ def train(
     directory: Of metrics and checkpoints; None: write nothing.
     resume: Go on from the newest checkpoint in `directory`.
 
+  Several processes (see `oflax.training.joined`) train it together.
+
   Returns:
     The trained state.
 
@@ -62,18 +66,13 @@ def train(
 
   Reference: DESIGN §1; scikit-learn's load_digits.
   """
-  model = DigitClassifier(variant=variant)
-  batch_at = digits_data.batches(*train_data, BATCH, seed)
-  state = training.create_state(
-    model,
-    _optimizer(steps),
-    jax.random.key(seed),
-    batch_at(0),
-    forward=lambda model, batch: model(batch[0]),
+  several = jax.process_count() > 1
+  state, step, batch_at = (_among_processes if several else _alone)(
+    DigitClassifier(variant=variant), train_data, seed, steps
   )
   return training.fit(
     state,
-    training.train_step(_loss_of(model)),
+    step,
     batch_at,
     num_steps=steps,
     directory=directory,
@@ -82,6 +81,48 @@ def train(
     log_every=min(LOG_EVERY, steps),
     checkpoint_every=CHECKPOINT_EVERY,
   )
+
+
+def _alone(model: DigitClassifier, data: Data, seed: int, steps: int) -> Any:
+  """State, step and batches of one process."""
+  batch_at = digits_data.batches(*data, BATCH, seed)
+  state = training.create_state(
+    model,
+    _optimizer(steps),
+    jax.random.key(seed),
+    batch_at(0),
+    forward=_read,
+  )
+  return state, training.train_step(_loss_of(model)), batch_at
+
+
+def _among_processes(
+  model: DigitClassifier, data: Data, seed: int, steps: int
+) -> Any:
+  """The same on the devices of all processes; each loads its own images."""
+  part = jax.process_index(), jax.process_count()
+  rows_at = digits_data.batches(*data, BATCH, seed, part)
+  placed = sharding.shard(
+    model,
+    Mesh(np.array(jax.devices()), ("data",)),
+    tx=_optimizer(steps),
+    key=jax.random.key(seed),
+    batch=digits_data.batches(*data, BATCH, seed)(0),
+    loss_fn=_loss_of(model),
+    forward=_read,
+  )
+
+  def batch_at(index: int) -> Data:
+    # Of all processes, so that what calibrates sees what one process would.
+    batch: Data = sharding.put(rows_at(index), placed.batch_shardings)
+    return batch
+
+  return placed.state, placed.step, batch_at
+
+
+def _read(model: Any, batch: Data) -> jax.Array:
+  logits: jax.Array = model(batch[0])
+  return logits
 
 
 def predict(state: training.TrainState, pixels: Array) -> jax.Array:

@@ -62,7 +62,11 @@ def folds(
 
 
 def batches(
-  pixels: np.ndarray, labels: np.ndarray, size: int, seed: int
+  pixels: np.ndarray,
+  labels: np.ndarray,
+  size: int,
+  seed: int,
+  part: tuple[int, int] = (0, 1),
 ) -> Callable[[int], Data]:
   """The batch of a step, from its index alone: an epoch is one permutation.
 
@@ -71,12 +75,13 @@ def batches(
     labels: ``[n]``.
     size: Of a batch; what is left over of an epoch is not read.
     seed: Of the permutations.
+    part: (k, n): only the k-th of n equal parts of every batch.
 
   Returns:
     Index of the step to pixels ``[size, 64]`` and labels ``[size]``.
 
   Raises:
-    ValueError: `size` exceeds the number of images.
+    ValueError: `size` exceeds the number of images, or n does not divide it.
 
   Example:
     >>> batch_at = batches(np.zeros((4, 64)), np.arange(4), size=2, seed=0)
@@ -85,12 +90,16 @@ def batches(
   """
   if size > len(labels):
     raise ValueError(f"size must be at most {len(labels)} images, got {size}.")
-  per_epoch = len(labels) // size
+  number, parts = part
+  if size % parts:
+    raise ValueError(f"size must be a multiple of {parts} parts, got {size}.")
+  per_epoch, own = len(labels) // size, size // parts
 
   def batch_at(index: int) -> Data:
     epoch, place = divmod(index, per_epoch)
     order = np.random.default_rng((seed, epoch)).permutation(len(labels))
-    chosen = order[place * size : (place + 1) * size]
+    first = place * size + number * own
+    chosen = order[first : first + own]
     return pixels[chosen], labels[chosen]
 
   return batch_at

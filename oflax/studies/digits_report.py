@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from oflax import _hosts
 from oflax import training
 from oflax.studies import digits
 from oflax.studies import digits_data
@@ -76,7 +77,7 @@ def run(
 
   Returns:
     "test_accuracy" in [0, 1], "laws", the report, and "ink", from share set to
-    null to accuracy.
+    null to accuracy. Nothing in any process but the first, which reports.
   """
   began = time.perf_counter()
   pixels, labels = digits_data.load()
@@ -94,6 +95,9 @@ def run(
     directory=folder,
     resume=resume,
   )
+  if jax.process_index() > 0:
+    return {}
+  state = _hosts.local(state)
   seen = _findings(state, pixels[test], labels[test], seed)
   _write(folder, state, pixels[test][:SHOWN], seen)
   _print(folder, seen, len(test), time.perf_counter() - began)

@@ -3,6 +3,7 @@
 from oflax.training.checkpoints import Checkpoints
 from oflax.training.evaluation import evaluation
 from oflax.training.fit import fit
+from oflax.training.processes import joined
 from oflax.training.state import TrainState
 from oflax.training.state import create_state
 from oflax.training.step import train_step
@@ -13,5 +14,6 @@ __all__ = (
   "create_state",
   "evaluation",
   "fit",
+  "joined",
   "train_step",
 )

@@ -7,21 +7,28 @@ import warnings
 import zlib
 
 import jax
-import numpy as np
 from orbax import checkpoint as ocp
+
+from oflax import _hosts
 
 
 class Checkpoints:
   """The checkpoints of one run: saved whole, and restored whole or not at all.
 
-  A thin layer over orbax.checkpoint.CheckpointManager, in one process. A save
-  is complete when it returns; one cut short leaves nothing that is restored.
+  A thin layer over orbax.checkpoint.CheckpointManager. A save is complete when
+  it returns, or with `asynchronous` once the next call to a checkpoint returns;
+  one cut short leaves nothing that is restored. Arrays may be cut over a mesh,
+  and are restored to wherever those of another tree lie: on another mesh, or on
+  one device. Several processes, which call every method together, need a folder
+  that all of them see.
+
   Beside the tree lies a checksum of its values, for Orbax itself returns wrong
   numbers where a bit of a file is flipped.
 
   Args:
     directory: Where they lie; made if missing.
     keep: How many, the newest.
+    asynchronous: Whether a save returns once the values are copied.
 
   Raises:
     ValueError: `keep` is below 1.
@@ -38,7 +45,13 @@ class Checkpoints:
   Reference: orbax.readthedocs.io, CheckpointManager.
   """
 
-  def __init__(self, directory: str | os.PathLike[str], *, keep: int = 2):
+  def __init__(
+    self,
+    directory: str | os.PathLike[str],
+    *,
+    keep: int = 2,
+    asynchronous: bool = False,
+  ):
     if keep < 1:
       raise ValueError(f"keep must be at least 1, got {keep!r}.")
     self._directory = pathlib.Path(directory).absolute()
@@ -46,7 +59,7 @@ class Checkpoints:
       self._directory,
       options=ocp.CheckpointManagerOptions(
         max_to_keep=keep,
-        enable_async_checkpointing=False,
+        enable_async_checkpointing=asynchronous,
         # What a save cut short has left behind.
         cleanup_tmp_directories=True,
       ),
@@ -55,6 +68,7 @@ class Checkpoints:
   @property
   def steps(self) -> list[int]:
     """The steps that have a checkpoint, in order."""
+    self._manager.wait_until_finished()
     return sorted(self._manager.all_steps())
 
   def save(self, step: int, tree: Any) -> None:
@@ -131,12 +145,17 @@ class Checkpoints:
     return tree
 
   def _item(self, step: int, name: str, args: ocp.args.CheckpointArgs) -> Any:
+    damage = None
     try:
       restored = self._manager.restore(
         step, args=ocp.args.Composite(**{name: args})
       )
     except Exception as error:  # Damage raises whatever the reader hits.
-      raise _DamagedError(str(error).partition("\n")[0]) from error
+      damage = error
+    # Processes pass over the same checkpoints.
+    if not _hosts.everywhere(damage is None):
+      message = str(damage or "another process could not read it")
+      raise _DamagedError(message.partition("\n")[0]) from damage
     return restored[name]
 
 
@@ -171,5 +190,5 @@ def _checksum(tree: Any) -> int:
   for leaf in jax.tree.leaves(tree):
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
       leaf = jax.random.key_data(leaf)
-    total = zlib.crc32(np.asarray(leaf).tobytes(), total)
+    total = zlib.crc32(_hosts.whole(leaf).tobytes(), total)
   return total

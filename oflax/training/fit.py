@@ -7,6 +7,7 @@ import os
 import pathlib
 from typing import Any
 
+import jax
 from rich import progress
 
 from oflax.training.checkpoints import Checkpoints
@@ -28,6 +29,7 @@ def fit(
   log_every: int = 50,
   checkpoint_every: int = 500,
   keep: int = 2,
+  asynchronous: bool = False,
 ) -> TrainState:
   """Trains up to a number of steps.
 
@@ -39,6 +41,9 @@ def fit(
   complete checkpoint if called again with `resume`, and ends with the
   parameters and the metrics of an unbroken run, bit for bit. For that a batch
   must depend on nothing but its index.
+
+  Of several processes each calls it, with a step of `oflax.sharding.shard`; the
+  first one writes the metrics.
 
   Args:
     state: From `create_state`.
@@ -53,6 +58,7 @@ def fit(
     log_every: Steps between two rows of metrics.
     checkpoint_every: Steps between two checkpoints; there is one at the end.
     keep: How many checkpoints to keep.
+    asynchronous: Whether training goes on while a checkpoint is written.
 
   Returns:
     The state after `num_steps` steps.
@@ -94,7 +100,7 @@ def fit(
   with contextlib.ExitStack() as stack:
     folder = None
     if directory is not None:
-      folder = stack.enter_context(_Folder(directory, keep))
+      folder = stack.enter_context(_Folder(directory, keep, asynchronous))
       state = folder.open(state, resume)
     first = int(state.step)
     if first > num_steps:
@@ -113,7 +119,7 @@ def fit(
           bar.update(task, loss=f"loss {float(metrics['loss']):.4f}")
           if folder:
             more = evaluate(after) if evaluate else {}
-            folder.log.write(made, {**metrics, **more})
+            folder.write(made, {**metrics, **more})
         # Only now: wherever Ctrl-C falls, `state` is one whose row is written.
         state = after
         if folder and (made % checkpoint_every == 0 or made == num_steps):
@@ -129,9 +135,15 @@ def fit(
 class _Folder:
   """The files of a run."""
 
-  def __init__(self, directory: str | os.PathLike[str], keep: int):
+  log: MetricsLog | None = None
+
+  def __init__(
+    self, directory: str | os.PathLike[str], keep: int, asynchronous: bool
+  ):
     self.path = pathlib.Path(directory)
-    self.checkpoints = Checkpoints(self.path / "checkpoints", keep=keep)
+    self.checkpoints = Checkpoints(
+      self.path / "checkpoints", keep=keep, asynchronous=asynchronous
+    )
 
   def __enter__(self) -> "_Folder":
     return self
@@ -149,12 +161,25 @@ class _Folder:
       )
     newest = self.checkpoints.restore(state)
     start, state = newest or (0, state)
-    self.log = MetricsLog(self.path / "metrics.csv", step=start)
+    # Of several processes one writes.
+    if jax.process_index() == 0:
+      self.log = MetricsLog(self.path / "metrics.csv", step=start)
     return state
+
+  def write(self, step: int, metrics: Mapping[str, Any]) -> None:
+    """Appends the row of a step."""
+    if self.log is not None:
+      self.log.write(step, metrics)
 
   def stop(self, state: TrainState, num_steps: int) -> str:
     """Saves the state of a stopped run and says how to go on."""
     made = int(state.step)
+    if jax.process_count() > 1:
+      # The others may be elsewhere: no save without them.
+      return (
+        f"stopped after step {made} of {num_steps}: start all processes again"
+        f" with resume=True to go on from the last checkpoint in {self.path}."
+      )
     if made not in self.checkpoints.steps:
       self.checkpoints.save(made, state)
     return (

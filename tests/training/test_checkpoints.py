@@ -4,6 +4,9 @@ import gc
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
@@ -128,3 +131,36 @@ def test_another_tree_is_refused(checkpoints, change, message):
 def test_keep_below_1_is_refused(tmp_path):
   with pytest.raises(ValueError, match="keep must be at least 1, got 0"):
     Checkpoints(tmp_path, keep=0)
+
+
+def test_an_asynchronous_save_is_there_at_the_next_call(tmp_path):
+  checkpoints = Checkpoints(tmp_path, asynchronous=True)
+  checkpoints.save(1, tree(1))
+  assert checkpoints.steps == [1]
+  checkpoints.save(2, tree(2))
+  step, restored = checkpoints.restore(tree(0))
+  assert step == 2
+  np.testing.assert_array_equal(restored["weight"], tree(2)["weight"])
+  checkpoints.close()
+
+
+def on_mesh(tree, *shape):
+  """The weight cut over a mesh, the rest on all of its devices."""
+  names = ("a", "b", "c")[: len(shape)]
+  count = int(np.prod(shape))
+  mesh = Mesh(np.array(jax.devices()[:count]).reshape(shape), names)
+  specs = {name: P() for name in tree} | {"weight": P("a", names[-1])}
+  return jax.device_put(
+    tree, {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
+  )
+
+
+def test_what_one_mesh_saved_another_or_one_device_restores(tmp_path):
+  checkpoints = Checkpoints(tmp_path)
+  checkpoints.save(1, on_mesh(tree(1), 4, 2))
+  for like in (on_mesh(tree(0), 2, 2, 2), tree(0), on_mesh(tree(0), 4, 2)):
+    _, restored = checkpoints.restore(like)
+    for name, value in like.items():
+      assert restored[name].sharding == value.sharding
+    np.testing.assert_array_equal(restored["weight"], tree(1)["weight"])
+    assert restored["key"] == tree(1)["key"]
