@@ -281,6 +281,13 @@ def laws(
   only: Annotated[
     str, typer.Option(help="Only programs with this text in their names.")
   ] = "",
+  devices: Annotated[
+    int,
+    typer.Option(
+      callback=_at_least(1),
+      help="Try what is cut over so many; a CPU is made to look like them.",
+    ),
+  ] = 1,
 ) -> None:
   """Try every law on everything; exit with 1 if one is violated."""
   import jax
@@ -288,19 +295,26 @@ def laws(
 
   from oflax.studies import contract
 
+  if devices > 1:
+    with contextlib.suppress(RuntimeError):  # Too late: devices are in use.
+      jax.config.update("jax_num_cpu_devices", devices)
   chosen = _device(device)
   count = sum(only in program.name for program in contract.programs())
-  with progress.Progress() as bar, jax.default_device(chosen):
-    task = bar.add_task("programs", total=count)
+  # A default device would hold what is to be cut over all of them.
+  place = jax.default_device(chosen) if devices == 1 else None
+  with progress.Progress() as bar, place or contextlib.nullcontext():
+    task = bar.add_task("programs", total=count if devices == 1 else None)
 
     def on_program(name: str) -> None:
       bar.update(task, advance=1, description=name)
 
     try:
-      result = contract.run(trials, seed, only=only, on_program=on_program)
+      result = contract.run(
+        trials, seed, only=only, on_program=on_program, devices=devices
+      )
     except ValueError as error:
       raise typer.BadParameter(str(error)) from None
-  print(f"device {chosen.device_kind}, JAX {jax.__version__}")
+  print(f"{devices} × {chosen.device_kind}, JAX {jax.__version__}")
   print(result)
   if not result.report.passed:
     raise typer.Exit(1)

@@ -189,3 +189,18 @@ def test_help_waits_for_neither_plots_nor_data():
   )
   assert result.stdout == "set()\n"
   assert "train" in call("--help").output
+
+
+def test_one_of_several_processes_needs_to_know_all_three(calls, tmp_path):
+  refused = call("train", "--num-processes", 2, "--directory", tmp_path)
+  assert refused.exit_code == 2
+  assert "--coordinator" in refused.output
+  assert "--process-id" in refused.output
+  refused = call(
+    "train", "--coordinator", "here:1", "--num-processes", 2, "--process-id", 2
+  )
+  assert refused.exit_code == 2
+  assert "process_id must be one of 0, 1, got 2" in " ".join(
+    refused.output.replace("│", "").split()
+  )
+  assert not calls

@@ -3,18 +3,22 @@
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterator
+import contextlib
 import dataclasses
 import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 import numpy as np
 
+from oflax import sharding
 from oflax.laws import rounding
 from oflax.laws import trials as laws_trials
 from oflax.laws.report import Report
 from oflax.laws.report import Row
+from oflax.studies import contract_sharded
 from oflax.studies import contract_subjects as subjects
 from oflax.studies.contract_subjects import Subject
 
@@ -31,6 +35,7 @@ NOT_PROMISED = (
   "null tokens change no bit of another: reference, blocked, folded",
   "second derivatives, forward mode: folded",
   "second derivatives at nulls, residuals at nulls: compacted",
+  "forward mode: among shards",
 )
 Trial = Callable[[laws_trials.Draws], laws_trials.Outcome]
 
@@ -71,10 +76,13 @@ class Contract:
     )
 
 
-def programs() -> list[Program]:
+def programs(mesh: Mesh | None = None) -> list[Program]:
   """The fixed grid: each subject in float32 under jit, and some in each other
-  dtype and transform. At most 60.
+  dtype and transform. At most 60. With a mesh, those that are cut over it.
   """
+  if mesh is not None:
+    cut = [*contract_sharded.functions(mesh), *contract_sharded.modules()]
+    return [*map(Program, cut), Program(cut[0], "bfloat16")]
   everything = [*subjects.functions(), *subjects.modules()]
   grid = [Program(subject) for subject in everything]
   by_name = {subject.name: subject for subject in everything}
@@ -108,6 +116,7 @@ def run(
   *,
   only: str | Collection[str] = "",
   on_program: Callable[[str], None] = lambda name: None,
+  devices: int = 1,
 ) -> Contract:
   """Tries every law; a trial is one subject, one law, one input.
 
@@ -116,12 +125,14 @@ def run(
     seed: Of parameters, tokens and null patterns; the same seed replays.
     only: Restricts to the programs whose name holds this text, or one of these.
     on_program: Called with the name of each program as it starts.
+    devices: If more than one, what is cut over so many is tried instead.
 
   Returns:
     The report and its failures.
 
   Raises:
-    ValueError: `trials` is not positive, or no program has `only` in its name.
+    ValueError: `trials` is not positive, no program has `only` in its name, or
+      there are not so many devices.
 
   Example:
     >>> run(trials=16, only="o_gate, float32").report.passed
@@ -132,9 +143,10 @@ def run(
   if trials < 1:
     raise ValueError(f"trials must be positive, got {trials!r}.")
   texts = (only,) if isinstance(only, str) else tuple(only)
+  mesh = contract_sharded.mesh_of(devices) if devices != 1 else None
   chosen = [
     program
-    for program in programs()
+    for program in programs(mesh)
     if any(text in program.name for text in texts)
   ]
   if not chosen:
@@ -143,7 +155,10 @@ def run(
   failures = []
   # Programs try four laws or more on every input.
   inputs = -(-trials // (4 * len(chosen)))
-  for program, name, outcome in _outcomes(chosen, inputs, seed, on_program):
+  context = sharding.on_mesh(mesh) if mesh else contextlib.nullcontext()
+  with context:
+    outcomes = list(_outcomes(chosen, inputs, seed, on_program))
+  for program, name, outcome in outcomes:
     for row in laws_trials.rows_of(outcome):
       exact = row.allowed == 0
       label = row.law if exact else f"{row.law}, {program.dtype}"

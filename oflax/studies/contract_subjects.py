@@ -134,24 +134,29 @@ def attention_subject(
   )
 
 
-def _mask(receivers: jax.Array, sources: jax.Array) -> dict[str, Any]:
+def pair_mask(receivers: jax.Array, sources: jax.Array) -> dict[str, Any]:
+  """A mask made from carriers."""
   # Signs survive the relative perturbations of the rounding rule.
   return {"mask": (receivers[:, 0] > 0)[:, None] | (sources[:, 1] > 0)[None]}
 
 
-def _bias(receivers: jax.Array, sources: jax.Array) -> dict[str, Any]:
+def pair_bias(receivers: jax.Array, sources: jax.Array) -> dict[str, Any]:
+  """A bias made from carriers, −inf for some."""
   bias = receivers @ sources.T
   return {"bias": jnp.where(sources[:, 0] > 1, -jnp.inf, bias)}
 
 
-def _segments(receivers: jax.Array, sources: jax.Array) -> dict[str, Any]:
+def segments(receivers: jax.Array, sources: jax.Array) -> dict[str, Any]:
+  """Segments made from carriers."""
   return {
     "receiver_segments": (receivers[:, 0] > 0).astype(jnp.int32),
     "source_segments": (sources[:, 0] > 0).astype(jnp.int32),
   }
 
 
-def _local(name: str, fn: Callable[..., jax.Array], unordered: bool) -> Subject:
+def local_subject(
+  name: str, fn: Callable[..., jax.Array], unordered: bool
+) -> Subject:
   """A subject from fn(h, presence, kernel, bias)."""
   shapes = (
     jax.ShapeDtypeStruct((FEATURES, FEATURES), jnp.float32),
@@ -238,19 +243,19 @@ def functions() -> list[Subject]:
   }
   attentions: dict[str, dict[str, Any]] = {
     "o_attention": {},
-    "mask": {"options": _mask},
-    "bias": {"options": _bias},
-    "segments": {"options": _segments},
+    "mask": {"options": pair_mask},
+    "bias": {"options": pair_bias},
+    "segments": {"options": segments},
     "causal": {"is_causal": True, "unordered": False},
     "window": {"local_window_size": (1, 2), "unordered": False},
     "grouped heads": {"kv_heads": 1},
     "large scores": {"scores": 30.0},
     "cross": {"cross": True},
-    "cross, mask": {"cross": True, "options": _mask},
+    "cross, mask": {"cross": True, "options": pair_mask},
   }
   return [
     *(
-      _local(name, fn, unordered=name != "o_inject")
+      local_subject(name, fn, unordered=name != "o_inject")
       for name, fn in local.items()
     ),
     *(

@@ -82,10 +82,12 @@ def run(
   began = time.perf_counter()
   pixels, labels = digits_data.load()
   train, test = digits_data.split(labels, seed)
-  print(
-    f"digits: {len(train)} images to train on, {len(test)} to test; variant"
-    f" {variant}, seed {seed}, {steps} steps of {digits.BATCH} images"
-  )
+  first = jax.process_index() == 0
+  if first:
+    print(
+      f"digits: {len(train)} images to train on, {len(test)} to test; variant"
+      f" {variant}, seed {seed}, {steps} steps of {digits.BATCH} images"
+    )
   state = digits.train(
     (pixels[train], labels[train]),
     (pixels[test], labels[test]),
@@ -95,7 +97,7 @@ def run(
     directory=folder,
     resume=resume,
   )
-  if jax.process_index() > 0:
+  if not first:
     return {}
   state = _hosts.local(state)
   seen = _findings(state, pixels[test], labels[test], seed)

@@ -109,7 +109,7 @@ def fit(
       )
     if first == 0 and calibrate:
       state = _calibrated(state, batch_at(0))
-    bar = stack.enter_context(_progress())
+    bar = stack.enter_context(_progress(disable=jax.process_index() > 0))
     task = bar.add_task("training", total=num_steps, completed=first, loss="")
     try:
       for index in range(first, num_steps):
@@ -204,7 +204,7 @@ def _calibrated(state: TrainState, batch: Any) -> TrainState:
     ) from error
 
 
-def _progress() -> progress.Progress:
+def _progress(disable: bool) -> progress.Progress:
   return progress.Progress(
     progress.TextColumn("{task.description}"),
     progress.BarColumn(),
@@ -215,4 +215,5 @@ def _progress() -> progress.Progress:
     progress.TextColumn("elapsed,"),
     progress.TimeRemainingColumn(),
     progress.TextColumn("left"),
+    disable=disable,
   )
