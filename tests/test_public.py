@@ -14,11 +14,21 @@ import oflax
 from oflax import laws
 from oflax import linen
 from oflax import sequences
+from oflax import sharding
 from oflax import training
 from oflax.retrofit import minilm
 from oflax.retrofit import tabpfn_v3
 
-MODULES = (oflax, linen, laws, sequences, training, minilm, tabpfn_v3)
+MODULES = (
+  oflax,
+  linen,
+  laws,
+  sequences,
+  sharding,
+  training,
+  minilm,
+  tabpfn_v3,
+)
 H = jax.ShapeDtypeStruct((2, 5, 8), jnp.float32)
 HEADS = jax.ShapeDtypeStruct((2, 5, 2, 4), jnp.float32)
 P = jax.ShapeDtypeStruct((2, 5), jnp.float32)
@@ -108,6 +118,7 @@ def test_importing_the_package_does_not_import_what_only_commands_need():
     "safetensors",
     "tokenizers",
     "oflax.retrofit",
+    "oflax.sharding",
     "oflax.training",
     "oflax.studies",
   }

@@ -29,7 +29,7 @@ from oflax.training.step import train_step
 
 
 class Sharded(NamedTuple):
-  """A state on a mesh, and the step that trains it there.
+  """A state on a mesh, and the step that trains it there: what `shard` returns.
 
   Attributes:
     state: Before the first step, cut from the start.
@@ -39,6 +39,11 @@ class Sharded(NamedTuple):
     batch_shardings: Where each array of a batch lies.
     mesh: The mesh.
     rules: What cuts what on it.
+    program: The jitted step, to be lowered and looked at within `on_mesh`.
+
+  Example:
+    >>> Sharded._fields[:2]
+    ('state', 'step')
   """
 
   state: TrainState
@@ -47,6 +52,7 @@ class Sharded(NamedTuple):
   batch_shardings: Any
   mesh: Mesh
   rules: Rules
+  program: Any
 
 
 def shard(
@@ -165,7 +171,9 @@ def shard(
     with on_mesh(mesh, rules):
       return program(placed, put(batch, batch_shardings))
 
-  return Sharded(state, step, state_shardings, batch_shardings, mesh, rules)
+  return Sharded(
+    state, step, state_shardings, batch_shardings, mesh, rules, program
+  )
 
 
 @contextlib.contextmanager

@@ -106,10 +106,10 @@ def test_twenty_steps_are_those_of_one_device(name, alone):
 @pytest.mark.parametrize("name", ["sequence", "all three"])
 def test_outputs_are_those_of_one_device_and_nulls_are_0(name):
   h = tokens(13)
-  state, _, _, _, mesh, rules = shard(name, h)
-  with sharding.on_mesh(mesh, rules):
-    got = jax.jit(MODEL.apply)(state.variables, h)
-  variables = jax.device_get(state.variables)
+  placed = shard(name, h)
+  with sharding.on_mesh(placed.mesh, placed.rules):
+    got = jax.jit(MODEL.apply)(placed.state.variables, h)
+  variables = jax.device_get(placed.state.variables)
   agree(got, jax.jit(MODEL.apply)(variables, h))
   assert not np.any(np.asarray(got)[~np.any(h, axis=-1)])
 

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from oflax.linen import placement
 from oflax.studies import contract
 from oflax.studies import contract_subjects
 from oflax.studies import reproduce
@@ -50,7 +51,7 @@ def test_a_violation_is_counted_and_named(monkeypatch):
   (subject, *_) = contract_subjects.functions()
   subject = dataclasses.replace(subject, apply=ungated)
   program = contract.Program(subject)
-  monkeypatch.setattr(contract, "programs", lambda: [program])
+  monkeypatch.setattr(contract, "programs", lambda mesh: [program])
   result = contract.run(20)
   assert not result.report.passed
   assert any(
@@ -76,3 +77,22 @@ def test_programs_are_chosen_by_any_of_several_texts():
 def test_every_program_of_the_report_is_one():
   known = [program.name for program in contract.programs()]
   assert set(reproduce.PROGRAMS) <= set(known)
+
+
+def test_what_is_cut_over_devices_keeps_the_laws_and_is_seen_to_break_them(
+  monkeypatch,
+):
+  def run():
+    return contract.run(20, only="o_attention, sharded, float32", devices=4)
+
+  assert run().report.passed
+  attend = placement.attend
+
+  def ungated(*operands, **options):
+    outputs, support = attend(*operands, **options)
+    return outputs + 1, support
+
+  monkeypatch.setattr(placement, "attend", ungated)
+  assert not run().report.passed
+  with pytest.raises(ValueError, match=r"devices must be 2 to 8, .* got 9"):
+    contract.run(1, devices=9)

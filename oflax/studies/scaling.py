@@ -1,0 +1,363 @@
+"""What a train step sends on several devices: formulas, and compiled programs.
+
+``python -m oflax.studies.scaling docs`` writes docs/scaling.md. Nothing is run:
+programs are compiled for simulated devices, and read.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import math
+import pathlib
+import re
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+import numpy as np
+import optax
+
+import oflax
+from oflax import sharding
+from oflax.linen import OTransformer
+
+COMPILED = (8, 64)
+WORKED = (8, 256, 4096)
+BYTES = 4  # Of a float32.
+COLLECTIVES = (
+  "all-reduce",
+  "all-gather",
+  "reduce-scatter",
+  "all-to-all",
+  "collective-permute",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+  """A model and a batch."""
+
+  layers: int
+  features: int
+  mlp: int
+  heads: int
+  samples: int
+  tokens: int
+
+  @property
+  def parameters(self) -> int:
+    """Of the blocks: kernels, biases, norms."""
+    d, m = self.features, self.mlp
+    return self.layers * (4 * d * d + 2 * d * m + 9 * d + m)
+
+  @property
+  def carriers(self) -> int:
+    """Numbers in the carriers of a batch."""
+    return self.samples * self.tokens * self.features
+
+
+# Small enough to compile in seconds; and one as people train them.
+SMALL = Setting(2, 256, 1024, 64, 64, 128)
+LARGE = Setting(32, 4096, 16384, 32, 4096, 8192)
+
+
+@dataclasses.dataclass(frozen=True)
+class Parallelism:
+  """One way of cutting.
+
+  Attributes:
+    axis: Of the mesh.
+    formula: As printed; P parameters, A = B·N·d numbers of the carriers.
+    numbers: (setting, devices) -> numbers that the results of a device's
+      collectives hold in a train step.
+    when: What is sent when.
+    limit: Where it stops paying.
+  """
+
+  axis: str
+  formula: str
+  numbers: Callable[[Setting, int], float]
+  when: str
+  limit: str
+
+
+PARALLELISMS = (
+  Parallelism(
+    "data",
+    "P",
+    lambda s, n: s.parameters,
+    "gradients are summed once, after the backward pass",
+    "once a device has fewer tokens than R/3, R the FLOP it does in the time"
+    " it sends a number: the sum of P then takes longer than 6·P FLOP for each"
+    " token",
+  ),
+  Parallelism(
+    "fsdp",
+    "2·P + P/n",
+    lambda s, n: 2 * s.parameters + s.parameters / n,
+    "parameters are gathered layer by layer, forward and backward; gradients"
+    " are summed to where they belong",
+    "at half as many tokens a device again as data; it buys memory, P/n"
+    " parameters and moments a device",
+  ),
+  Parallelism(
+    "tensor",
+    "4·L·A",
+    lambda s, n: 4 * s.layers * s.carriers,
+    "carriers are summed after attention and feed-forward network of every"
+    " block, and their gradients likewise",
+    "once d/n and m/n are below about R: it sends as much however many devices"
+    " share; beyond the heads nothing is cut. Keep it within one machine",
+  ),
+  Parallelism(
+    "sequence",
+    "6·L·A + P",
+    lambda s, n: 6 * s.layers * s.carriers + s.parameters,
+    "keys and values go round in a ring, forward, and backward with their"
+    " gradients, each turn while attention is computed; gradients are summed",
+    "once N/n, the tokens of a device, is below about R/2: a turn then sends"
+    " longer than it computes",
+  ),
+)
+
+
+def train_program(setting: Setting, axis: str, devices: int) -> Any:
+  """The compiled train step of a setting, cut along one axis."""
+  model = OTransformer(
+    setting.layers,
+    setting.heads,
+    setting.mlp,
+    scan_layers=True,
+  )
+
+  def loss_fn(variables: Any, h: jax.Array, rng: jax.Array) -> Any:
+    del rng
+    outputs: Any = model.apply(variables, h)
+    errors = jnp.mean(jnp.square(outputs - h), axis=-1)
+    return oflax.present_mean(errors, oflax.presence(h)), {}
+
+  shape = (setting.samples, setting.tokens, setting.features)
+  batch = jax.ShapeDtypeStruct(shape, jnp.float32)
+  placed = sharding.shard(
+    model,
+    Mesh(np.array(jax.devices()[:devices]), (axis,)),
+    tx=optax.sgd(0.1),
+    key=jax.random.key(0),
+    batch=batch,
+    loss_fn=loss_fn,
+    batch_axes=("batch", "length"),
+  )
+  with sharding.on_mesh(placed.mesh, placed.rules):
+    return placed.program.lower(placed.state, batch).compile()
+
+
+def sent(text: str) -> dict[str, int]:
+  r"""Bytes of the results of collectives of a compiled program, by kind.
+
+  Those in a loop count as often as it turns.
+
+  Args:
+    text: HLO, as of ``compiled.as_text()``.
+
+  Returns:
+    Kind to bytes, of one device.
+
+  Example:
+    >>> sent("ENTRY %main () -> f32[] {\n  %x = f32[2,3] all-reduce(%y)\n}")
+    {'all-reduce': 24}
+  """
+  computations = dict(_computations(text))
+  entry = next(name for name in computations if name.startswith("ENTRY "))
+
+  def of(name: str) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for line in computations[name]:
+      found = re.search(rf"= (.*?) ({'|'.join(COLLECTIVES)})(-start)?\(", line)
+      if found:
+        total[found[2]] = total.get(found[2], 0) + _size(found[1])
+      for called, times in _called(line):
+        if called in computations:
+          for kind, size in of(called).items():
+            total[kind] = total.get(kind, 0) + times * size
+    return total
+
+  return of(entry)
+
+
+def _computations(text: str) -> list[tuple[str, list[str]]]:
+  """Names of computations, and their lines."""
+  result: list[tuple[str, list[str]]] = []
+  for line in text.splitlines():
+    head = re.match(r"(ENTRY )?%?([\w.\-]+) \(.*\{$", line)
+    if head:
+      result.append(((head[1] or "") + head[2], []))
+    elif result:
+      result[-1][1].append(line)
+  return result
+
+
+def _called(line: str) -> list[tuple[str, int]]:
+  """The computations that a line runs, and how often."""
+  turns = re.search(r'"known_trip_count":\{"n":"(\d+)"', line)
+  times = int(turns[1]) if turns and " while(" in line else 1
+  names = re.findall(r"(?:body|to_apply|calls)=%?([\w.\-]+)", line)
+  branches = re.search(r"branch_computations=\{([^}]*)\}", line)
+  if branches:
+    # One of them runs: they send alike or not at all.
+    names += re.findall(r"%?([\w.\-]+)", branches[1])[:1]
+  return [(name, times) for name in names]
+
+
+def _size(shapes: str) -> int:
+  """Bytes of an HLO type, tuples included."""
+  total = 0
+  for bits, dims in re.findall(r"[a-z]+(\d+)\[([\d,]*)\]", shapes):
+    count = math.prod(int(size) for size in dims.split(",") if size)
+    total += count * int(bits) // 8
+  return total
+
+
+def _row(parallelism: Parallelism, devices: int) -> str:
+  """A line of the table of compiled programs."""
+  program = train_program(SMALL, parallelism.axis, devices)
+  by_kind = sent(program.as_text())
+  cost, memory = program.cost_analysis(), program.memory_analysis()
+  formula = BYTES * parallelism.numbers(SMALL, devices)
+  measured = sum(by_kind.values())
+  kinds = ", ".join(f"{k} {_mib(v)}" for k, v in sorted(by_kind.items()))
+  cells = (
+    parallelism.axis,
+    str(devices),
+    _mib(formula),
+    _mib(measured),
+    f"{measured / formula:.2f}",
+    kinds,
+    _mib(memory.argument_size_in_bytes),
+    _mib(memory.temp_size_in_bytes),
+    f"{cost['flops'] / 1e9:.2f}",
+  )
+  return f"| {' | '.join(cells)} |"
+
+
+def _mib(size: float) -> str:
+  return f"{size / 2**20:.2f}"
+
+
+def _table(header: tuple[str, ...], rows: list[str]) -> str:
+  rule = "|---" * len(header) + "|"
+  return "\n".join([f"| {' | '.join(header)} |", rule, *rows])
+
+
+def _settings(setting: Setting) -> str:
+  fields = dataclasses.asdict(setting)
+  numbers = ", ".join(f"{value:,} {name}" for name, value in fields.items())
+  return f"{numbers}; {setting.parameters:,} parameters"
+
+
+def page() -> str:
+  """The text of docs/scaling.md; compiles programs for the devices there are.
+
+  Returns:
+    Markdown.
+
+  Raises:
+    ValueError: There are fewer devices than the largest program needs.
+  """
+  if jax.device_count() < max(COMPILED):
+    raise ValueError(
+      f"devices must be at least {max(COMPILED)}, got {jax.device_count()}."
+    )
+  formulas = [
+    f"| {p.axis} | {p.when} | {p.formula} | {p.limit} |" for p in PARALLELISMS
+  ]
+  worked = [
+    f"| {p.axis} | "
+    + " | ".join(f"{BYTES * p.numbers(LARGE, n) / 2**30:.1f}" for n in WORKED)
+    + " |"
+    for p in PARALLELISMS
+  ]
+  compiled = [_row(p, n) for p in PARALLELISMS for n in COMPILED]
+  return TEXT.format(
+    formulas=_table(
+      ("axis", "what is sent when", "numbers a step", "stops paying"), formulas
+    ),
+    small=_settings(SMALL),
+    compiled=_table(
+      (
+        "axis",
+        "devices",
+        "formula, MiB",
+        "compiled, MiB",
+        "ratio",
+        "of it",
+        "arguments, MiB",
+        "temporaries, MiB",
+        "GFLOP",
+      ),
+      compiled,
+    ),
+    large=_settings(LARGE),
+    worked=_table(("axis", *(f"{n} devices" for n in WORKED)), worked),
+    jax=jax.__version__,
+  )
+
+
+TEXT = """\
+# Beyond one device
+
+`oflax.sharding.shard(module, mesh)` trains a module on a mesh; the axes of the
+mesh say how. Written by `python -m oflax.studies.scaling docs`, which compiles
+train steps for simulated devices and reads them; nothing was timed.
+
+## What is sent
+
+P parameters, L blocks, A = B·N·d numbers in the carriers of B samples of N
+tokens of d features, n devices along the axis. Counted are the results of
+collectives on one device, in float32; a ring on the wire moves 2·(n−1)/n of
+that for a sum, (n−1)/n for a gathering, and all of it for a permutation.
+
+{formulas}
+
+Axes multiply: of tensor and sequence together with data, each sees the samples
+of its group, A/n for n groups. Attention itself sends nothing under data and
+tensor: samples and heads are apart. The ring sends every share once more than
+it must, to be home again: (n+1)/n of the least.
+
+What null tokens cost: a sequence is filled up with nulls to a multiple of n
+(under causal order 2·n, for the shards to have equal work: shard i holds piece
+i from the front and piece i from behind). They change nothing, by closure.
+
+## Compiled
+
+{small}; one axis at a time. Arguments, temporaries and FLOP are of one device,
+by JAX's `memory_analysis` and `cost_analysis`; the latter counts the body of a
+loop once. JAX {jax}, XLA for CPU.
+
+{compiled}
+
+Ratios differ from 1 where XLA for CPU does it otherwise: it has no
+reduce-scatter of its own choosing here, so that under fsdp gradients are summed
+whole; and it may gather carriers where two ways of cutting meet.
+
+## Worked
+
+{large}, trained along one axis alone, GiB a step and device:
+
+{worked}
+
+No one would train it so: tensor to 8, within a machine; sequence until a
+device's attention fits; data or fsdp over all that is left.
+"""
+
+
+def main(folder: str) -> None:
+  """Writes scaling.md into a folder."""
+  jax.config.update("jax_num_cpu_devices", max(COMPILED))
+  path = pathlib.Path(folder) / "scaling.md"
+  path.write_text(page())
+  print(f"Written: {path}.")
+
+
+if __name__ == "__main__":
+  main(*sys.argv[1:] or ["docs"])
