@@ -18,7 +18,6 @@ from tests.training import toy
 
 MODULE = OBlock(num_heads=2, mlp_dim=8)
 TX = optax.adamw(1e-2)
-KEY = jax.random.key(0)
 
 
 def loss_fn(variables, tokens, rng):
@@ -29,7 +28,7 @@ def loss_fn(variables, tokens, rng):
 
 def alone(directory):
   """The run in one process."""
-  state = training.create_state(MODULE, TX, KEY, toy.batch_at(0))
+  state = training.create_state(MODULE, TX, jax.random.key(0), toy.batch_at(0))
   step = training.train_step(loss_fn)
   return training.fit(
     state, step, toy.batch_at, directory=directory, **toy.SETTINGS
@@ -42,7 +41,7 @@ def one_of_two(directory, process, kill_at):
     MODULE,
     Mesh(np.array(jax.devices()), ("data",)),
     tx=TX,
-    key=KEY,
+    key=jax.random.key(0),
     batch=toy.batch_at(0),
     loss_fn=loss_fn,
   )
