@@ -23,7 +23,8 @@ from oflax import sharding
 from oflax.linen import OTransformer
 
 COMPILED = (8, 64)
-WORKED = (8, 256, 4096)
+# Data × sequence × tensor.
+WORKED = ((1, 1, 8), (8, 4, 8), (32, 16, 8))
 BYTES = 4  # Of a float32.
 COLLECTIVES = (
   "all-reduce",
@@ -59,7 +60,7 @@ class Setting:
 
 # Small enough to compile in seconds; and one as people train them.
 SMALL = Setting(2, 256, 1024, 64, 64, 128)
-LARGE = Setting(32, 4096, 16384, 32, 4096, 8192)
+LARGE = Setting(32, 4096, 16384, 32, 8, 8192)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,9 +89,8 @@ PARALLELISMS = (
     "P",
     lambda s, n: s.parameters,
     "gradients are summed once, after the backward pass",
-    "once a device has fewer tokens than R/3, R the FLOP it does in the time"
-    " it sends a number: the sum of P then takes longer than 6·P FLOP for each"
-    " token",
+    "once a device has fewer tokens than R/3: the sum of P then takes longer"
+    " than 6·P FLOP for each token",
   ),
   Parallelism(
     "fsdp",
@@ -98,8 +98,8 @@ PARALLELISMS = (
     lambda s, n: 2 * s.parameters + s.parameters / n,
     "parameters are gathered layer by layer, forward and backward; gradients"
     " are summed to where they belong",
-    "at half as many tokens a device again as data; it buys memory, P/n"
-    " parameters and moments a device",
+    "once a device has fewer tokens than R/2; it buys memory, P/n parameters"
+    " and moments a device",
   ),
   Parallelism(
     "tensor",
@@ -107,8 +107,8 @@ PARALLELISMS = (
     lambda s, n: 4 * s.layers * s.carriers,
     "carriers are summed after attention and feed-forward network of every"
     " block, and their gradients likewise",
-    "once d/n and m/n are below about R: it sends as much however many devices"
-    " share; beyond the heads nothing is cut. Keep it within one machine",
+    "once d/n is below about R/9, with m = 4·d: it sends as much however many"
+    " devices share. Keep it within one machine",
   ),
   Parallelism(
     "sequence",
@@ -116,8 +116,8 @@ PARALLELISMS = (
     lambda s, n: 6 * s.layers * s.carriers + s.parameters,
     "keys and values go round in a ring, forward, and backward with their"
     " gradients, each turn while attention is computed; gradients are summed",
-    "once N/n, the tokens of a device, is below about R/2: a turn then sends"
-    " longer than it computes",
+    "once N/n, the tokens of a device, is below about R/2, or R under causal"
+    " order: a turn then sends longer than it computes",
   ),
 )
 
@@ -240,6 +240,23 @@ def _row(parallelism: Parallelism, devices: int) -> str:
   return f"| {' | '.join(cells)} |"
 
 
+def _worked(data: int, sequence: int, tensor: int) -> str:
+  """GiB that the large setting sends along each axis of a mesh."""
+  blocks = LARGE.layers * LARGE.carriers
+  cut = data * sequence > 1
+  numbers = (
+    LARGE.parameters / tensor if cut else 0,
+    6 * blocks / tensor if sequence > 1 else 0,
+    4 * blocks / sequence,
+  )
+  cells = (
+    f"{data * sequence * tensor:,}",
+    f"{data} × {sequence} × {tensor}",
+    *(f"{BYTES * number / 2**30:.1f}" for number in numbers),
+  )
+  return f"| {' | '.join(cells)} |"
+
+
 def _mib(size: float) -> str:
   return f"{size / 2**20:.2f}"
 
@@ -271,12 +288,6 @@ def page() -> str:
   formulas = [
     f"| {p.axis} | {p.when} | {p.formula} | {p.limit} |" for p in PARALLELISMS
   ]
-  worked = [
-    f"| {p.axis} | "
-    + " | ".join(f"{BYTES * p.numbers(LARGE, n) / 2**30:.1f}" for n in WORKED)
-    + " |"
-    for p in PARALLELISMS
-  ]
   compiled = [_row(p, n) for p in PARALLELISMS for n in COMPILED]
   return TEXT.format(
     formulas=_table(
@@ -298,7 +309,10 @@ def page() -> str:
       compiled,
     ),
     large=_settings(LARGE),
-    worked=_table(("axis", *(f"{n} devices" for n in WORKED)), worked),
+    worked=_table(
+      ("devices", "data × sequence × tensor", "data", "sequence", "tensor"),
+      [_worked(*axes) for axes in WORKED],
+    ),
     jax=jax.__version__,
   )
 
@@ -319,10 +333,13 @@ that for a sum, (n−1)/n for a gathering, and all of it for a permutation.
 
 {formulas}
 
-Axes multiply: of tensor and sequence together with data, each sees the samples
-of its group, A/n for n groups. Attention itself sends nothing under data and
-tensor: samples and heads are apart. The ring sends every share once more than
-it must, to be home again: (n+1)/n of the least.
+Axes multiply: along tensor and sequence travel only the samples that data left
+to a group, along sequence only the heads that tensor left to a device, and
+along tensor only the tokens that sequence did. Attention itself sends nothing under data and tensor:
+samples and heads are apart. The ring sends every share home in the end: n
+turns, where n − 1 would do for the forward pass.
+
+R is the FLOP that a device does in the time in which it sends a number.
 
 What null tokens cost: a sequence is filled up with nulls to a multiple of n
 (under causal order 2·n, for the shards to have equal work: shard i holds piece
@@ -330,24 +347,27 @@ i from the front and piece i from behind). They change nothing, by closure.
 
 ## Compiled
 
-{small}; one axis at a time. Arguments, temporaries and FLOP are of one device,
+{small}; one axis at a time.
+Arguments, temporaries and FLOP are of one device,
 by JAX's `memory_analysis` and `cost_analysis`; the latter counts the body of a
 loop once. JAX {jax}, XLA for CPU.
 
 {compiled}
 
-Ratios differ from 1 where XLA for CPU does it otherwise: it has no
-reduce-scatter of its own choosing here, so that under fsdp gradients are summed
-whole; and it may gather carriers where two ways of cutting meet.
+Where the ratio is not 1, XLA for CPU sends more than it must. Under fsdp it
+sums gradients whole, where a reduce-scatter would do: 3·P. Under tensor it sums
+the gradients that come back through query, key and value apart, where their sum
+would do: 6·L·A.
 
 ## Worked
 
-{large}, trained along one axis alone, GiB a step and device:
+{large}.
+The samples are those of one group along data. GiB a step and device:
 
 {worked}
 
-No one would train it so: tensor to 8, within a machine; sequence until a
-device's attention fits; data or fsdp over all that is left.
+Tensor goes no further than a machine; sequence as far as a sample needs; data,
+or fsdp in its place, over all that is left.
 """
 
 

@@ -154,3 +154,35 @@ def test_what_no_rule_names_is_refused():
     sharding.shard(
       MODEL, mesh, tx=TX, key=KEY, batch=tokens(16), loss_fn=loss_fn
     )
+
+
+def test_fit_calibrates_saves_and_goes_on_on_a_mesh(tmp_path):
+  """And what one mesh saved, another goes on with."""
+  h = tokens(13)
+  options = {"num_steps": 2, "log_every": 1, "checkpoint_every": 1}
+  state, step, *_ = shard("all three", h, optax.adam(1e-2))
+  after = training.fit(state, step, lambda i: h, directory=tmp_path, **options)
+  taus = jax.tree.leaves(after.collections["calibration"])
+  assert all(np.all(np.asarray(tau) != 1) for tau in taus)
+  mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("fsdp", "tensor"))
+  state, step, *_ = sharding.shard(
+    MODEL,
+    mesh,
+    tx=optax.adam(1e-2),
+    key=KEY,
+    batch=h,
+    loss_fn=loss_fn,
+  )
+  _, restored = training.Checkpoints(tmp_path / "checkpoints").restore(state)
+  agree(restored.params, after.params, atol=0)
+  kernel = restored.params["blocks"]["ffn"]["up"]["kernel"]
+  assert kernel.addressable_shards[0].data.shape == (2, FEATURES // 4, 8)
+
+
+def test_a_compacted_model_is_itself_on_a_mesh():
+  model = MODEL.clone(compact=True, scan_layers=False, num_layers=1)
+  h = tokens(13)
+  variables = jax.jit(model.init)(KEY, h)
+  with sharding.on_mesh(mesh_of("all three")):
+    got = jax.jit(model.apply)(variables, h)
+  agree(got, jax.jit(model.apply)(variables, h))
