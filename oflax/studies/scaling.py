@@ -335,9 +335,9 @@ that for a sum, (n−1)/n for a gathering, and all of it for a permutation.
 
 Axes multiply: along tensor and sequence travel only the samples that data left
 to a group, along sequence only the heads that tensor left to a device, and
-along tensor only the tokens that sequence did. Attention itself sends nothing under data and tensor:
-samples and heads are apart. The ring sends every share home in the end: n
-turns, where n − 1 would do for the forward pass.
+along tensor only the tokens that sequence did. Attention itself sends nothing
+under data and tensor: samples and heads are apart. The ring sends every share
+home in the end: n turns, where n − 1 would do for the forward pass.
 
 R is the FLOP that a device does in the time in which it sends a number.
 
