@@ -11,12 +11,12 @@ from oflax.studies import figures
 from oflax.studies.ablation import NUM_BLOCKS
 from oflax.studies.ablation import Row
 
-COLORS = {"host": "tab:gray", "attention": "tab:orange", "full": "tab:blue"}
 # What is exactly zero is drawn at the edge of a logarithmic axis.
 EDGE = 1e-5
 CHANGE_EDGE = 1e-8
 
 
+@figures.style()
 def plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
   """Norms of null rows, and changes of present rows, against the start norm.
 
@@ -39,9 +39,9 @@ def plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
     upper, lower = panels[:, i]
     for variant in VARIANTS:
       _lines(upper, lower, [r for r in mine if r.variant == variant])
-    upper.axline((1e-4, 1e-4), (1, 1), color="0.6", lw=0.8, ls=":")
+    upper.axline((1e-4, 1e-4), (1, 1), color=figures.INK, lw=0.8, ls=":")
     for axes in (upper, lower):
-      axes.axvline(mine[0].threshold, color="0.4", lw=0.8, ls="--")
+      axes.axvline(mine[0].threshold, color=figures.INK, lw=0.8, ls="--")
       axes.set(xscale="log", yscale="log")
       figures.lighten(axes)
     upper.set(title=host)
@@ -49,7 +49,7 @@ def plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
       "√τ",
       (mine[0].threshold, 0.02),
       xycoords=("data", "axes fraction"),
-      color="0.4",
+      color=figures.INK,
       ha="right",
     )
     lower.set(xlabel="norm of the null rows at the start")
@@ -60,7 +60,7 @@ def plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
   _zero_tick(panels[0, 0], EDGE, [1e-4, 1e-2, 1, 100])
   panels[1, 0].set(ylabel="largest relative change\nof a present row")
   _zero_tick(panels[1, 0], CHANGE_EDGE, [1e-6, 1e-4, 1e-2, 1])
-  panels[0, 0].legend(frameon=False, loc="lower right", title="variant")
+  panels[0, 0].legend(loc="lower right", title="variant")
   figures.save(figure, path)
 
 
@@ -70,7 +70,7 @@ def _lines(upper: plt.Axes, lower: plt.Axes, rows: Sequence[Row]) -> None:
   [zero] = [row for row in ends if not row.start]
   others = sorted((r for r in ends if r.start), key=lambda row: row.start)
   start = [row.start for row in others]
-  color = COLORS[zero.variant]
+  color = figures.COLORS[zero.variant]
   for axes, edge, name in (
     (upper, EDGE, "norm"),
     (lower, CHANGE_EDGE, "change"),

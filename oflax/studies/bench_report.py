@@ -223,6 +223,7 @@ def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
   return ["| " + " | ".join(cells) + " |" for cells in (header, rule, *rows)]
 
 
+@figures.style()
 def _plot(shown: list[Ratio], path: pathlib.Path) -> None:
   if not shown:
     return
@@ -231,20 +232,22 @@ def _plot(shown: list[Ratio], path: pathlib.Path) -> None:
   )
   places = np.arange(len(shown))[::-1]
   values = [ratio.value for ratio in shown]
-  colours = ["tab:blue" if v >= 1 else "tab:orange" for v in values]
+  colours = [figures.BLUE if v >= 1 else figures.ORANGE for v in values]
   axes.barh(places, values, color=colours, height=0.7)
   for place, ratio in zip(places, shown, strict=True):
     aim = float(ratio.wanted or 0)
     if aim:
-      axes.plot([aim, aim], [place - 0.4, place + 0.4], color="black", lw=1.5)
+      axes.plot(
+        [aim, aim], [place - 0.4, place + 0.4], color=figures.INK, lw=2.5
+      )
     end = max(ratio.value, aim)
     axes.text(end, place, f"  {ratio.value:.2f}", va="center", size=7)
-  axes.axvline(1, color="grey", lw=0.8)
+  axes.axvline(1, color=figures.INK, lw=0.8)
   axes.margins(x=0.1, y=0.005)
   axes.set_yticks(places, [ratio.measure for ratio in shown], size=7)
   axes.set_xscale("log", base=2)
   axes.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
-  axes.set_xlabel("times as much as oflax takes (black: the aim)")
+  axes.set_xlabel("times as much as oflax takes (grey: the aim)")
   axes.spines[["top", "right"]].set_visible(False)
   figures.save(figure, path)
 

@@ -15,6 +15,7 @@ from oflax.training.metrics import read_metrics
 PathLike = str | os.PathLike[str]
 
 
+@figures.style()
 def plot_curves(metrics: PathLike, path: PathLike) -> None:
   """Loss and accuracy against steps.
 
@@ -30,28 +31,29 @@ def plot_curves(metrics: PathLike, path: PathLike) -> None:
   figure, (left, right) = plt.subplots(
     1, 2, figsize=(9, 3.4), layout="constrained"
   )
-  left.plot(column["step"], column["loss"], color="tab:blue")
+  left.plot(column["step"], column["loss"], color=figures.BLUE)
   left.set(ylabel="loss of the batch (nats)", ylim=(0, None))
   right.plot(
     column["step"],
     100 * np.array(column["train_accuracy"]),
-    color="tab:blue",
+    color=figures.BLUE,
     label="training batch, augmented",
   )
   right.plot(
     column["step"],
     100 * np.array(column["test_accuracy"]),
-    color="tab:orange",
+    color=figures.ORANGE,
     label="test images",
   )
   right.set(ylabel="accuracy (%)", ylim=(None, 101))
-  right.legend(frameon=False, loc="lower right")
+  right.legend(loc="lower right")
   for axes in (left, right):
     axes.set(xlabel="step")
     figures.lighten(axes)
   figures.save(figure, path)
 
 
+@figures.style()
 def plot_presence(
   pixels: np.ndarray, presence: Mapping[str, jax.Array], path: PathLike
 ) -> None:
@@ -83,6 +85,7 @@ def plot_presence(
   figures.save(figure, path)
 
 
+@figures.style()
 def plot_ink(accuracy: Mapping[float, float], path: PathLike) -> None:
   """Accuracy against the share of ink set to null.
 
@@ -93,9 +96,9 @@ def plot_ink(accuracy: Mapping[float, float], path: PathLike) -> None:
   figure, axes = plt.subplots(figsize=(4.6, 3.4), layout="constrained")
   shares = 100 * np.array(list(accuracy))
   percent = 100 * np.array(list(accuracy.values()))
-  axes.plot(shares, percent, marker="o", color="tab:blue")
-  axes.axhline(10, color="gray", linestyle=":", linewidth=1)
-  axes.text(0, 11.5, "chance", color="gray", fontsize=9)
+  axes.plot(shares, percent, marker="o", color=figures.BLUE)
+  axes.axhline(10, color=figures.INK, linestyle=":", linewidth=1)
+  axes.text(0, 11.5, "chance", color=figures.INK, fontsize=9)
   axes.set(
     xlabel="ink tokens set to null (%)",
     ylabel="test accuracy (%)",

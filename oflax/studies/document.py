@@ -17,7 +17,7 @@ caption { text-align: left; font-weight: 600; padding: 0.3rem 0; }
 th, td { border-bottom: 1px solid #8884; padding: 0.3rem 0.7rem;
   text-align: left; vertical-align: top; }
 td { font-variant-numeric: tabular-nums; }
-img { max-width: 100%; background: white; }
+img { max-width: 100%; }
 figcaption { font-size: 0.85rem; }
 """
 

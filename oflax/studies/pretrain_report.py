@@ -163,6 +163,7 @@ class _Printer:
     )
 
 
+@figures.style()
 def _plot(
   rows: list[dict[str, float]], path: str | os.PathLike[str], window: int = 20
 ) -> None:
@@ -177,18 +178,18 @@ def _plot(
     axes.plot(
       column["step"][size - 1 :],
       mean,
-      color="tab:blue",
+      color=figures.BLUE,
       label=f"batches, mean of {size}",
     )
     axes.plot(
       column["step"][known],
       column[f"valid_{name}"][known],
-      color="tab:orange",
+      color=figures.ORANGE,
       marker="." if np.sum(known) < 2 else None,
       label="averaged weights, fixed tables",
     )
     axes.set(xlabel="step", ylabel=label)
-    axes.legend(frameon=False)
+    axes.legend()
     figures.lighten(axes)
   figures.save(figure, path)
 

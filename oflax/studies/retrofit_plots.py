@@ -18,16 +18,17 @@ from oflax.studies.retrofit_missing import Row
 
 PathLike = str | os.PathLike[str]
 
-COLORS = {"attention": "tab:orange", "full": "tab:blue"}
+COLORS = {"attention": figures.ORANGE, "full": figures.BLUE}
 HANDLING_COLORS = {
-  "host, NaN": "tab:gray",
+  "host, NaN": figures.GREY,
   "host, mean": "tab:brown",
   "host, NaN without indicator": "tab:pink",
-  "full, null tokens": "tab:blue",
+  "full, null tokens": figures.BLUE,
   "full, dropped": "tab:cyan",
 }
 
 
+@figures.style()
 def plot_curve(
   cases: Sequence[Case], points: Sequence[Point], path: PathLike
 ) -> None:
@@ -69,8 +70,10 @@ def plot_curve(
     basin[basin == 0] = np.nan
     lower.plot(alpha, basin, "o-", ms=4, color=color, label=label)
   threshold = np.array([point.threshold for point in mine])
-  lower.plot(alpha, threshold, color="0.4", ls="--", lw=0.8, label="√τ")
-  lower.plot(alpha, threshold / 30, color="0.4", ls=":", lw=0.8, label="√τ/30")
+  lower.plot(alpha, threshold, color=figures.INK, ls="--", lw=0.8, label="√τ")
+  lower.plot(
+    alpha, threshold / 30, color=figures.INK, ls=":", lw=0.8, label="√τ/30"
+  )
   upper.set(
     xscale="log",
     ylabel="change of the mean RMSE (%)",
@@ -87,12 +90,13 @@ def plot_curve(
     ylabel="norm up to which a null\nrow stays nearly null",
   )
   for axes in (upper, lower):
-    axes.axvline(ALPHA, color="0.8", lw=6, zorder=0)
+    axes.axvline(ALPHA, color=figures.INK, alpha=0.25, lw=6, zorder=0)
     figures.lighten(axes)
-    axes.legend(frameon=False, loc="upper left")
+    axes.legend(loc="upper left")
   figures.save(figure, path)
 
 
+@figures.style()
 def plot_missing(rows: Sequence[Row], path: PathLike) -> None:
   """The error of each handling against the share that was deleted.
 
@@ -115,10 +119,10 @@ def plot_missing(rows: Sequence[Row], path: PathLike) -> None:
         label=handling,
         color=HANDLING_COLORS[handling],
       )
-    axes.axhline(0, color="0.4", lw=0.8)
+    axes.axhline(0, color=figures.INK, lw=0.8)
     axes.set(title=f"{kind} deleted", xlabel="share deleted")
     axes.set_xticks(range(len(shares)), [f"{share:.0%}" for share in shares])
-    axes.legend(frameon=False, fontsize="small", loc="upper left")
+    axes.legend(fontsize="small", loc="upper left")
     figures.lighten(axes)
   panels[0].set(ylabel="change of the mean RMSE (%)")
   panels[0].margins(y=0.35)  # For the legends.

@@ -185,6 +185,7 @@ def read(path: PathLike) -> list[Case]:
   return [Case(**case) for case in content["cases"]]
 
 
+@figures.style()
 def plot(cases: Sequence[Case], path: PathLike) -> None:
   """The ratios of every table, a small dot for each seed.
 
@@ -227,7 +228,7 @@ def plot(cases: Sequence[Case], path: PathLike) -> None:
 
 
 def _finish(axes: plt.Axes, names: Sequence[str]) -> None:
-  axes.axvline(1, color="gray", linewidth=1)
+  axes.axvline(1, color=figures.INK, linewidth=1)
   axes.set_yticks(range(len(names)), names)
   axes.set(
     xscale="log",
@@ -240,7 +241,6 @@ def _finish(axes: plt.Axes, names: Sequence[str]) -> None:
   figures.lighten(axes)
   axes.legend(
     title="geometric mean (95 % interval)",
-    frameon=False,
     loc="lower center",
     bbox_to_anchor=(0.5, 1),
     ncols=3,
