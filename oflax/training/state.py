@@ -45,7 +45,7 @@ class TrainState(train_state.TrainState):
 
   @property
   def variables(self) -> dict[str, Any]:
-    """All collections, as `module.apply` takes them."""
+    """All collections, as ``module.apply`` takes them."""
     return {**self.collections, "params": self.params}
 
   @property

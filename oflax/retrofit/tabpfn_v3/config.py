@@ -99,12 +99,12 @@ class V3Config:
 
   @property
   def row_dim(self) -> int:
-    """Width of a row: all its CLS tokens, one after the other."""
+    """The width of a row, which is all its CLS tokens, one after the other."""
     return self.embed_dim * self.feat_agg_num_cls_tokens
 
   @property
   def cell_features(self) -> int:
-    """Numbers that enter a cell token: values, and what kind they are."""
+    """How many numbers enter a cell token, values and what kind they are."""
     return self.feature_group_size * (2 if self.use_nan_indicators else 1)
 
   @property

@@ -34,7 +34,7 @@ def load(
   checked against it. Nothing in the file is run.
 
   The variants "attention" and "full" need thresholds: those in the file; else
-  those in a small JSON file beside it, `<path>.tau.json`; else they are
+  those in a small JSON file beside it, ``<path>.tau.json``; else they are
   computed on synthetic tables (see `calibrated`) and written there, if the
   folder may be written to. With "host" they are as the file has them, or 1.
 
