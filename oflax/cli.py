@@ -269,6 +269,41 @@ def reproduce(
 
 
 @app.command()
+def pictures(
+  benchmarks: Annotated[
+    pathlib.Path, typer.Option(dir_okay=False, help="Of oflax bench.")
+  ] = pathlib.Path("docs/benchmarks.json"),
+  ablation: Annotated[
+    pathlib.Path | None,
+    typer.Option(
+      exists=True,
+      dir_okay=False,
+      help="ablation.json of oflax ablate.",
+      show_default="computed in small",
+    ),
+  ] = None,
+  retrofit: Annotated[
+    pathlib.Path | None,
+    typer.Option(
+      exists=True,
+      dir_okay=False,
+      help="retrofit.json of oflax retrofit.",
+      show_default="computed in small",
+    ),
+  ] = None,
+  only: Annotated[
+    str, typer.Option(help="Only pictures with this text in their names.")
+  ] = "",
+  directory: Output = pathlib.Path("docs/pictures"),
+) -> None:
+  """Draw the pictures of the documentation."""
+  from oflax.studies import pictures as drawn
+
+  with _told():
+    drawn.run(directory, drawn.Sources(benchmarks, ablation, retrofit), only)
+
+
+@app.command()
 def laws(
   trials: Annotated[
     int, typer.Option(callback=_at_least(1), help="At least, in all.")

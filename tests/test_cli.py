@@ -13,6 +13,7 @@ from oflax.studies import bench_report
 from oflax.studies import digits
 from oflax.studies import digits_compare
 from oflax.studies import digits_report
+from oflax.studies import pictures
 from oflax.studies import pretrain
 from oflax.studies import pretrain_report
 from oflax.studies import reproduce
@@ -152,6 +153,7 @@ def test_bench_needs_the_device_it_is_given():
     ("retrofit", retrofit_report, "run"),
     ("compare-tables", tables_report, "compare"),
     ("reproduce", reproduce, "run"),
+    ("pictures", pictures, "run"),
   ],
 )
 def test_a_study_writes_to_its_folder(

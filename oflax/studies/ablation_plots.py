@@ -28,7 +28,7 @@ def plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
   figure, panels = plt.subplots(
     2,
     len(hosts),
-    figsize=(3.6 * len(hosts), 6),
+    figsize=(max(4.4, 2.9 * len(hosts)), 6),
     sharex=True,
     sharey="row",
     squeeze=False,
@@ -60,7 +60,8 @@ def plot(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
   _zero_tick(panels[0, 0], EDGE, [1e-4, 1e-2, 1, 100])
   panels[1, 0].set(ylabel="largest relative change\nof a present row")
   _zero_tick(panels[1, 0], CHANGE_EDGE, [1e-6, 1e-4, 1e-2, 1])
-  panels[0, 0].legend(loc="lower right", title="variant")
+  named = panels[0, 0].get_legend_handles_labels()
+  figure.legend(*named, ncols=3, loc="outside upper center")
   figures.save(figure, path)
 
 

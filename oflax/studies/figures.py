@@ -16,12 +16,17 @@ if "MPLBACKEND" not in os.environ:
   matplotlib.use("Agg")
 
 from matplotlib import axes
+from matplotlib import colors
 from matplotlib import figure
 from matplotlib import pyplot as plt
 
 # Contrast of at least 3.9 with white and with #121212.
 INK = "0.5"
 BLUE, ORANGE, GREY = "#3b8fd6", "#e07b28", "0.55"
+# Negative, near zero, positive: each other than the page.
+SIGNED = colors.LinearSegmentedColormap.from_list(
+  "signed", ["#9c4a08", ORANGE, "0.8", BLUE, "#0d4f87"]
+)
 # The three subjects of a study.
 COLORS = {"host": GREY, "attention": ORANGE, "full": BLUE}
 

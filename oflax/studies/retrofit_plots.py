@@ -42,7 +42,7 @@ def plot_curve(
   figure, (upper, lower) = plt.subplots(
     2,
     1,
-    figsize=(6.4, 6.4),
+    figsize=(5.6, 6.4),
     sharex=True,
     height_ratios=(3, 2),
     layout="constrained",
@@ -92,7 +92,8 @@ def plot_curve(
   for axes in (upper, lower):
     axes.axvline(ALPHA, color=figures.INK, alpha=0.25, lw=6, zorder=0)
     figures.lighten(axes)
-    axes.legend(loc="upper left")
+  upper.legend(loc="upper left")
+  lower.legend(loc="lower right", ncols=2)
   figures.save(figure, path)
 
 
