@@ -1,6 +1,7 @@
 """Figures to play with in a notebook, which are figures elsewhere, too."""
 
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 import importlib.util
 import io
@@ -42,7 +43,8 @@ def explore(
   middle = {name: values[len(values) // 2] for name, values in choices.items()}
   shown = {"image/svg+xml": _svg(draw(**middle)), "text/plain": repr(middle)}
   if importlib.util.find_spec("ipywidgets"):
-    shown = {**shown, **_widget(draw, choices, middle)}
+    widget = with_sliders(draw, choices, middle)
+    shown = {**shown, **widget._repr_mimebundle_()}
   display.display(shown, raw=True)
 
 
@@ -53,11 +55,12 @@ def _svg(drawn: figure.Figure) -> str:
   return file.getvalue()
 
 
-def _widget(
+def with_sliders(
   draw: Callable[..., figure.Figure],
-  choices: dict[str, Sequence[Any]],
-  middle: dict[str, Any],
-) -> dict[str, Any]:
+  choices: Mapping[str, Sequence[Any]],
+  start: Mapping[str, Any],
+) -> Any:
+  """The widget: a slider for each argument, and the figure of their values."""
   from IPython import display
   import ipywidgets
 
@@ -67,12 +70,9 @@ def _widget(
   sliders = {
     name: ipywidgets.SelectionSlider(
       options=[(f"{x:.3g}" if isinstance(x, float) else x, x) for x in values],
-      value=middle[name],
+      value=start[name],
       description=name,
     )
     for name, values in choices.items()
   }
-  widget = ipywidgets.interactive(show, **sliders)
-  widget.update()
-  result: dict[str, Any] = widget._repr_mimebundle_()
-  return result
+  return ipywidgets.interactive(show, **sliders)

@@ -42,6 +42,20 @@ def test_a_slider_comes_with_the_figure(shown):
   assert any("widget-view" in kind for kind in bundle)
 
 
+def test_a_slider_that_moves_draws_again(shown):
+  pytest.importorskip("ipywidgets")
+  sizes = []
+
+  def drawn(size):
+    sizes.append(size)
+    return draw(size)
+
+  widget = sliders.with_sliders(drawn, {"size": [1, 2, 3]}, {"size": 2})
+  widget.children[0].value = 3
+  assert sizes == [2, 3]
+  assert len(shown) == 2
+
+
 def test_an_argument_needs_choices():
   with pytest.raises(ValueError, match=r"size must have choices, got \[\]"):
     sliders.explore(draw, size=[])
