@@ -17,10 +17,10 @@ import oflax
 
 HERE = pathlib.Path(__file__).parent
 # Sphinx reads what is below this folder only.
+shutil.rmtree(HERE / "notebooks", ignore_errors=True)
 shutil.copytree(
   HERE.parent / "notebooks",
   HERE / "notebooks",
-  dirs_exist_ok=True,
   ignore=shutil.ignore_patterns(".ipynb_checkpoints"),
 )
 shutil.copy2(HERE.parent / "CHANGELOG.md", HERE / "changelog.md")
