@@ -102,6 +102,7 @@ PUBLIC = (
   "oflax.laws",
   "oflax.sequences",
   "oflax.training",
+  "oflax.sharding",
   "oflax.retrofit.minilm",
   "oflax.retrofit.tabpfn_v3",
 )
