@@ -4,6 +4,7 @@ from collections.abc import Iterator
 import contextlib
 import os
 import sys
+import traceback
 
 import jax
 
@@ -75,12 +76,22 @@ def joined(
     if num_processes == 1:
       raise
     first = str(error).partition("\n")[0]
-    print(
-      f"Process {process_id} of {num_processes} stopped: another process has"
-      f" ended or cannot be reached ({first}); {how_to_go_on}.",
-      file=sys.stderr,
-      flush=True,
+    message = (
+      f"Process {process_id} of {num_processes} stopped, most likely because"
+      f" another process has ended or cannot be reached ({first});"
+      f" {how_to_go_on}."
     )
-    # Not by an exception: on its way out JAX would wait for the others.
-    os._exit(ABANDONED)
+    _leave(message, ABANDONED)
+  except BaseException as error:
+    if num_processes == 1:
+      raise
+    _leave(traceback.format_exc(), 130 * isinstance(error, KeyboardInterrupt))
   jax.distributed.shutdown()
+
+
+def _leave(message: str, status: int) -> None:
+  """Exits at once: on its way out JAX would wait for the other processes."""
+  print(message, file=sys.stderr)
+  sys.stdout.flush()
+  sys.stderr.flush()
+  os._exit(status or 1)
