@@ -150,12 +150,13 @@ def generated(
   ]
 
 
+@figures.style()
 def _plot(rows: list[dict[str, float]], path: pathlib.Path) -> None:
   figure, axes = plt.subplots(figsize=(5.4, 3.4), layout="constrained")
   step = [row["step"] for row in rows]
   axes.plot(step, [row["loss"] for row in rows], label="batch", alpha=0.5)
   axes.plot(step, [row["test_bits"] for row in rows], label="other files")
   axes.set(xlabel="step", ylabel="bits per byte", ylim=(0, None))
-  axes.legend(frameon=False)
+  axes.legend()
   figures.lighten(axes)
   figures.save(figure, path)
