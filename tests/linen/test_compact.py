@@ -28,9 +28,7 @@ def pair(**fields):
   ("fields", "arguments"),
   [
     ({"is_causal": True}, {}),
-    ({}, {"mask": RNG.random((TOKENS, TOKENS)) > 0.3}),
     ({}, {"mask": RNG.random((2, 1, TOKENS, TOKENS)) > 0.3}),
-    ({}, {"mask": RNG.random((2, 2, 1, TOKENS)) > 0.3}),
     ({}, {"positions": 2 * np.arange(TOKENS)}),
     ({}, {"segments": np.arange(TOKENS) // 10}),
     ({"scan_layers": True, "remat": True}, {}),
@@ -53,14 +51,14 @@ def test_it_is_the_plain_model(fields, arguments):
   )
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("count", [30, 32, 33])
+@pytest.mark.parametrize(
+  ("dtype", "count"), [(jnp.float32, 30), (jnp.float32, 32), (jnp.bfloat16, 33)]
+)
 def test_nulls_change_no_bit(dtype, count):
   _, compact, variables = pair(is_causal=True)
   h = jnp.asarray(RNG.normal(size=(2, count, D)), dtype)
   apply = jax.jit(compact.apply)
-  for positions in ([0], [count], list(range(1, 40, 2)), list(range(60))):
-    positions = [p for p in positions if p < count + len(positions)]
+  for positions in ([0], [*range(1, 40, 2)], [*range(60)]):
     laws.assert_o_closure(
       lambda h: apply(variables, h), h, positions, bitwise=True
     )

@@ -97,7 +97,6 @@ def agree(got, want, atol=1e-5):
     ("data", 16),
     ("fsdp", 13),
     ("tensor", 16),
-    ("sequence", 16),
     ("sequence", 13),
     ("all three", 16),
     ("all three", 13),

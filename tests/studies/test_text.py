@@ -2,7 +2,6 @@
 
 import json
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -75,24 +74,6 @@ def test_a_run_is_read_again_and_goes_on_with_prompts(run):
   assert [part[:4] for part in made] == ["def ", made[1][:4]]
   alone = text_report.generated(state, ["x"], 5, temperature=0)
   assert alone == made[1:]
-
-
-def test_host_and_full_are_one_model_where_all_is_present():
-  ids = jnp.asarray(text_data.encode("import numpy")[None])
-  losses = []
-  for variant in ("host", "full"):
-    state = text.fresh_state(variant=variant, seed=0, steps=1)
-    if variant == "full":
-      tau = {**state.collections}
-      state = state.replace(collections=_scaled(tau, 1e-9))
-    losses.append(text.loss_of(state.module)(state.variables, ids, None)[0])
-  assert losses[0] == pytest.approx(float(losses[1]), rel=1e-4)
-
-
-def _scaled(tree, factor):
-  if isinstance(tree, dict):
-    return {name: _scaled(part, factor) for name, part in tree.items()}
-  return tree * factor
 
 
 def test_a_comparison_pairs_what_each_seed_reached(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ RNG = np.random.default_rng(0)
 TOKENS = RNG.normal(size=(4, 6, 8)).astype(np.float32)
 TOKENS[0, 2:] = TOKENS[2] = TOKENS[3, ::2] = 0
 MODEL = OTransformer(num_layers=1, num_heads=2, mlp_dim=8)
-VARIABLES = MODEL.init(jax.random.key(0), TOKENS)
+VARIABLES = jax.jit(MODEL.init)(jax.random.key(0), TOKENS)
 
 
 def loss_fn(variables, h, rng):
@@ -53,11 +53,15 @@ def test_clipping_by_the_global_norm_ignores_nulls():
   more = np.concatenate([np.zeros_like(TOKENS), TOKENS], axis=1)
   clip = optax.clip_by_global_norm(1e-2)
 
+  @jax.jit
+  def gradient_of(params, h):
+    return jax.grad(lambda p: loss_fn({**VARIABLES, "params": p}, h, None)[0])(
+      params
+    )
+
   def clipped(h):
     params = VARIABLES["params"]
-    gradient = jax.grad(
-      lambda p: loss_fn({**VARIABLES, "params": p}, h, None)[0]
-    )(params)
+    gradient = gradient_of(params, h)
     flat, _ = ravel_pytree(gradient)
     assert jnp.linalg.norm(flat) > 1e-2
     return clip.update(gradient, clip.init(params))[0]
