@@ -20,6 +20,13 @@ PLACES = {
 }
 
 
+def padded(padding):
+  rows = np.zeros((4, 8), int)
+  for row, ids in zip(rows, SEQUENCES, strict=True):
+    row[list(PLACES[padding](len(ids)))] = ids
+  return rows
+
+
 @jax.jit
 def loss(ids, positions=None, segments=None):
   return MODEL.apply(
@@ -37,12 +44,34 @@ def bits_apart():
   return np.array(found)
 
 
+@pytest.mark.parametrize("compact", [False, True])
+def test_padding_changes_no_logit_and_when_compacted_no_bit(compact):
+  apply = jax.jit(MODEL.clone(compact=compact).apply)
+  right, *others = (
+    np.asarray(apply(VARIABLES, padded(padding)))[padded(padding) != 0]
+    for padding in PLACES
+  )
+  assert len(right) == 13
+  for other in others:
+    np.testing.assert_allclose(
+      other, right, rtol=0, atol=0 if compact else 1e-5
+    )
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_what_batch_mates_hold_changes_no_bit(compact):
+  apply = jax.jit(MODEL.clone(compact=compact).apply)
+  rows = padded("gaps")
+  others = rows.copy()
+  others[1:] = np.where(rows[1:], 1 + (rows[1:] + 4) % 10, 0)
+  want, got = apply(VARIABLES, rows), apply(VARIABLES, others)
+  np.testing.assert_array_equal(got[0], want[0])
+  assert np.any(got[1] != want[1])
+
+
 @pytest.mark.parametrize("padding", PLACES)
 def test_padding_changes_nothing(padding):
-  rows = np.zeros((4, 8), int)
-  for row, ids in zip(rows, SEQUENCES, strict=True):
-    row[list(PLACES[padding](len(ids)))] = ids
-  bits, weight = loss(rows)
+  bits, weight = loss(padded(padding))
   want = bits_apart()
   assert weight == len(want) == 9
   np.testing.assert_allclose(bits, np.mean(want), rtol=1e-5)
