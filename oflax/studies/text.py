@@ -30,6 +30,8 @@ MODEL: dict[str, Any] = {
   "mlp_dim": 256,
   "norm": "rms",
   "gated": True,
+  # As far as it learns to look; a text that it goes on with may be longer.
+  "local_window_size": (LENGTH - 1, 0),
 }
 
 
