@@ -94,7 +94,8 @@ class Operands:
   def finite_sources(self) -> tuple[jax.Array, jax.Array]:
     """Key and value, finite where sources are absent."""
     presence = jnp.squeeze(self.source_presence, (1, 2))
-    key = _numerics.quarantine(self.key, presence)
+    # A score may overflow although the key does not.
+    key = _numerics.quarantine_input(self.key, presence)
     return key, _numerics.quarantine(self.value, presence)
 
   def cut(self, part: Callable[[jax.Array, int], jax.Array]) -> "Operands":

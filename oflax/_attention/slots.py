@@ -58,6 +58,8 @@ def _sums(
   precision = operands.precision
   s = jnp.einsum("bkth,bksh->bkts", query, key, precision=precision)
   s = s.reshape(batch, heads, receivers, sources)
+  present = operands.source_presence != 0
+  s = jnp.where(present | jnp.isfinite(s), s, 0)
   mass, log_presence = _numerics.split_mass(operands.source_presence)
   bias, visible = reference.additive(operands)
   e, _ = reference.relative(

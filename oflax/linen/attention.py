@@ -252,8 +252,9 @@ class OAttention(WithPresence):
 
   def _ranks(self, presence: jax.Array, cached: Cache | None) -> jax.Array:
     """Default positions: presence ranks, after the tokens seen already."""
-    rank = _presence.presence_rank(presence)
-    return rank if cached is None else rank + cached.index[..., None]
+    if cached is None:
+      return _presence.presence_rank(presence)
+    return cache.ranks_after(presence, cached.index)
 
   def _implementation(self) -> Any:
     cached = self.decode and self.implementation is None

@@ -3,6 +3,7 @@
 A slot that holds nothing is a null source: it needs no mask.
 """
 
+import math
 from typing import Any
 from typing import NamedTuple
 
@@ -143,6 +144,14 @@ def stored(module: nn.Module) -> Cache | None:
   return Cache._make(module.get_variable(COLLECTION, n) for n in Cache._fields)
 
 
+def ranks_after(presence: jax.Array, seen: jax.Array) -> jax.Array:
+  """Presence ranks ``[..., n]`` of tokens that follow on ``[...]`` others."""
+  rank = _presence.presence_rank(presence) + seen[..., None]
+  # Before the first of these a null has the rank of the last one seen.
+  early = jnp.cumsum(presence != 0, axis=-1) == 0
+  return jnp.maximum(rank - early, 0)
+
+
 def extend(
   module: nn.Module, cached: Cache | None, new: Cache, left: int | None
 ) -> tuple[Cache, jax.Array | None]:
@@ -163,9 +172,11 @@ def extend(
     nobody = jnp.zeros(new.presence.shape[:-1], jnp.int32)
     _keep(module, Cache._make([*map(jnp.zeros_like, new[:-1]), nobody]))
     return new, None
-  after = cached.append(new, ring=left is not None)
+  # With fewer slots than a token looks back at, none may be written over.
+  ring = left is not None and cached.length >= left
+  after = cached.append(new, ring=ring)
   _keep(module, after)
-  if left is None:
+  if not ring or left is None:
     return after.sources(), after.check()
   if after.length >= left + new.length:
     return after.sources(), None
@@ -186,7 +197,8 @@ def _slot_axis(x: jax.Array, index: jax.Array) -> int:
 def _put(slots: jax.Array, slot: jax.Array, new: jax.Array) -> jax.Array:
   """Writes T new tokens to ``slot``, ``[..., T]``; beyond L, nowhere."""
   batch = slot.shape[:-1]
-  slots, new = (x.reshape(-1, *x.shape[len(batch) :]) for x in (slots, new))
+  rows = math.prod(batch)
+  slots, new = (x.reshape(rows, *x.shape[len(batch) :]) for x in (slots, new))
   row = lax.broadcasted_iota(jnp.int32, (len(slots), slot.shape[-1]), 0)
   slot = slot.reshape(row.shape)
   if slots.ndim > 2:  # Heads first; indices apart from each other put T first.

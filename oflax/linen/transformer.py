@@ -17,6 +17,7 @@ from oflax import _components
 from oflax import _presence
 from oflax import _visibility
 from oflax.linen import arrangements
+from oflax.linen import cache
 from oflax.linen import placement
 from oflax.linen.attention import OAttention
 from oflax.linen.cache import COLLECTION
@@ -301,13 +302,14 @@ class OTransformer(_Fields):
         carriers, mask, positions, segments, deterministic
       )
     recording = any(map(self.is_mutable_collection, _LAYERED))
-    if positions is None:
+    if positions is None or self.decode:
       presence = _presence.presence(carriers)
       if self.variant == "host" or not self.closed:
         presence = jnp.ones_like(presence)
-      positions = _presence.presence_rank(presence)
+      ranks = _presence.presence_rank(presence)
       if self.decode:
-        positions += self._seen(presence)[..., None]
+        ranks = cache.ranks_after(presence, self._seen(presence))
+      positions = ranks if positions is None else positions
     # What is recorded is of the tokens as they came.
     arrangement = arrangements.Arrangement(0)
     if not (recording or self.decode):

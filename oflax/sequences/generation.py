@@ -47,7 +47,7 @@ def generate(
     stop: The id that ends a row.
 
   Returns:
-    The new ids, ``[B, steps]``, the stop included and null ids after it.
+    The new ids, int32 ``[B, steps]``, the stop included and null ids after it.
 
   Raises:
     ValueError: An argument that does not fit, named with its value.
@@ -62,9 +62,13 @@ def generate(
 
   Reference: Fan et al. 2018, top k; Holtzman et al. 2020, top p.
   """
-  prompts = np.asarray(prompts)
+  try:
+    prompts = np.asarray(prompts)
+  except ValueError as error:
+    raise ValueError(f"prompts must be integers [B, n]: {error}") from None
+  temperature = float(temperature)
   _check(module, prompts, steps, temperature, top_k, top_p, key, stop)
-  prompts = np.where(prompts < 0, module.null_id, prompts)
+  prompts = np.where(prompts < 0, module.null_id, prompts).astype(np.int32)
   longest = SHORTEST
   while longest < prompts.shape[1]:
     longest *= 2
@@ -112,10 +116,13 @@ def _generate(
 
   def draw(carriers: jax.Array, key: jax.Array) -> jax.Array:
     logits: Any = module.apply(variables, carriers, method="head")
+    ids = jnp.arange(module.vocabulary)
     # The null id is no token to go on with.
-    logits = logits[:, 0].at[:, module.null_id].set(-jnp.inf)
+    logits = jnp.where(ids == module.null_id, -jnp.inf, logits[:, 0])
     if greedy:
       return jnp.argmax(logits, axis=-1)
+    # Not above 0, lest a low temperature make them infinite.
+    logits -= jnp.max(logits, axis=-1, keepdims=True)
     logits = likeliest(logits / temperature, top_k, top_p)
     return jax.random.categorical(key, logits)
 
@@ -163,7 +170,8 @@ def likeliest(
 
   Reference: Fan et al. 2018, top k; Holtzman et al. 2020, top p.
   """
-  ordered = jnp.sort(logits, axis=-1, descending=True)
+  order = jnp.argsort(logits, axis=-1, descending=True)
+  ordered = jnp.take_along_axis(logits, order, axis=-1)
   probability = jax.nn.softmax(ordered, axis=-1)
   before = jnp.cumsum(probability, axis=-1) - probability
   kept = before < top_p
@@ -171,8 +179,9 @@ def likeliest(
   if top_k is not None:
     rank = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     kept &= rank < top_k
-  lowest = jnp.min(jnp.where(kept, ordered, jnp.inf), axis=-1, keepdims=True)
-  return jnp.where(logits >= lowest, logits, -jnp.inf)
+  # By rank: of equal ones only as many as are asked for.
+  kept = jnp.take_along_axis(kept, jnp.argsort(order, axis=-1), axis=-1)
+  return jnp.where(kept, logits, -jnp.inf)
 
 
 def _check(
@@ -197,15 +206,18 @@ def _check(
       "prompts must have an id that is not null in every row, got none in row"
       f" {int(np.argmax(empty))}."
     )
-  largest = int(prompts.max(initial=0))
+  largest = int(prompts.max(where=prompts != module.null_id, initial=0))
   if largest >= module.vocabulary:
     raise ValueError(
       f"prompts must be below vocabulary={module.vocabulary}, got {largest}."
     )
   _checks.check_at_least("steps", steps, 1)
-  if not 0 <= temperature < float("inf"):
+  limits = np.finfo(np.float32)
+  lowest, highest = float(limits.tiny), float(limits.max)
+  if temperature and not lowest <= temperature <= highest:
     raise ValueError(
-      f"temperature must be finite and not negative, got {temperature!r}."
+      f"temperature must be 0, or from {lowest:.2g} to {highest:.2g}, got"
+      f" {temperature!r}."
     )
   if temperature and key is None:
     raise ValueError(
@@ -217,4 +229,9 @@ def _check(
   if top_p is not None:
     _checks.check_interval("top_p", top_p, 0, 1, "(]")
   if stop is not None:
-    _checks.check_at_least("stop", stop, 0)
+    ids = set(range(module.vocabulary)) - {module.null_id}
+    if stop not in ids:
+      raise ValueError(
+        f"stop must be an id below vocabulary={module.vocabulary} other than"
+        f" null_id={module.null_id}, got {stop!r}."
+      )

@@ -60,12 +60,14 @@ def pack(sequences: Sequence[Any], length: int) -> Packed:
   """
   _checks.check_at_least("length", length, 1)
   arrays = [np.asarray(sequence) for sequence in sequences]
-  kinds = {(array.ndim, array.shape[1:], array.dtype) for array in arrays}
+  # What has no entry, as [], says nothing of what its dtype would be.
+  some = [array for array in arrays if array.shape != (0,)] or arrays
+  kinds = {(array.ndim, array.shape[1:], array.dtype) for array in some}
   if len(kinds) > 1 or any(array.ndim == 0 for array in arrays):
-    shapes = sorted({array.shape for array in arrays})
+    shapes = sorted({(array.shape, str(array.dtype)) for array in arrays})
     raise ValueError(
-      "sequences must be arrays [n_i, ...], alike but for n_i, got shapes"
-      f" {shapes}."
+      "sequences must be arrays [n_i, ...], alike but for n_i, got shapes and"
+      f" dtypes {shapes}."
     )
   longest = max((len(array) for array in arrays), default=0)
   if longest > length:
@@ -73,12 +75,14 @@ def pack(sequences: Sequence[Any], length: int) -> Packed:
       f"length must hold the longest sequence, {longest}, got {length}."
     )
   places, fill = _first_fit([len(array) for array in arrays], length)
-  like = arrays[0] if arrays else np.zeros(0)
+  like = some[0] if some else np.zeros(0)
   rows = len(fill)
   tokens = np.zeros((rows, length, *like.shape[1:]), like.dtype)
   segments = np.zeros((rows, length), np.int32)
   positions = np.zeros((rows, length), np.int32)
   for array, (row, start, size) in zip(arrays, places, strict=True):
+    if not size:
+      continue
     part = slice(start, start + size)
     tokens[row, part] = array
     segments[row, part] = segments[row].max() + 1
@@ -106,6 +110,7 @@ def unpack(values: Any, packed: Packed) -> list[Any]:
 
   Reference: None.
   """
+  values = values if hasattr(values, "shape") else np.asarray(values)
   if np.shape(values)[:2] != packed.segments.shape:
     raise ValueError(
       f"values must be {packed.segments.shape} first, got shape"

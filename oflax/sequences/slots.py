@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,6 +13,8 @@ from oflax.linen.cache import Cache
 
 _ATTENTION = {"query", "key", "value", "out"}
 _STACK = {"blocks", "block_0"}
+# More tokens than any cache has room for.
+_NO_ROW = 2**30
 
 
 def init_cache(
@@ -26,6 +29,10 @@ def init_cache(
   Only present tokens take a slot, so that rows of different lengths need no
   mask, however they are padded. With a causal window the slots are a ring, and
   the window's left side + 1 of them are enough for sequences of any length.
+  Fewer than it looks back at are never written over: such a cache gets full.
+
+  A model of the variant "attention" wakes nulls up, which then stand where the
+  token before them does: it decodes what it computes at once without nulls.
 
   Args:
     variables: Of the model; "params" are looked through for attentions.
@@ -58,10 +65,12 @@ def init_cache(
 
   Reference: flax.linen.MultiHeadDotProductAttention, decode.
   """
-  batch = (batch,) if isinstance(batch, int) else tuple(batch)
+  batch = tuple(batch) if isinstance(batch, Sequence) else (batch,)
   for size in batch:
     _checks.check_at_least("batch", size, 0)
   _checks.check_at_least("max_length", max_length, 1)
+  if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
+    raise ValueError(f"dtype must be floating, got {jnp.dtype(dtype)}.")
   cache = _empty(variables.get("params", {}), batch, max_length, dtype)
   if not cache:
     raise ValueError(
@@ -142,9 +151,30 @@ def reorder(cache: Mapping[str, Any], rows: jax.Array) -> dict[str, Any]:
 
   def taken(own: dict[str, Any]) -> dict[str, Any]:
     axis = own["index"].ndim - 1
-    return {name: jnp.take(x, rows, axis=axis) for name, x in own.items()}
+    _check_within("rows", rows, own["index"].shape[axis])
+    # Under jit a row that is not there is full, and of NaN: it is seen.
+    return {
+      name: jnp.take(
+        x,
+        rows,
+        axis=axis,
+        fill_value=_NO_ROW if name == "index" else None,
+      )
+      for name, x in own.items()
+    }
 
   return _map_caches(taken, cache)
+
+
+def _check_within(name: str, indices: jax.Array, count: int) -> None:
+  """Refuses indices outside of ``[0, count)``, where they can be seen."""
+  if isinstance(indices, jax.core.Tracer):
+    return
+  outside = indices[(indices < 0) | (indices >= count)]
+  if outside.size:
+    raise ValueError(
+      f"{name} must be at least 0 and below {count}, got {int(outside[0])}."
+    )
 
 
 def _empty(
@@ -191,6 +221,7 @@ def _pattern(slots: jax.Array, shape: tuple[int, ...]) -> jax.Array:
       f" of shape {shape}, got {slots.dtype} of shape {slots.shape}."
     )
   if integers:
+    _check_within("slots", slots, length)
     hot = jax.nn.one_hot(slots, length, dtype=jnp.bool_)
     slots = jnp.any(hot, axis=-2)
   return jnp.broadcast_to(slots[(None,) * (len(shape) - slots.ndim)], shape)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from oflax import _numerics
+from oflax import _components
 from oflax.training.step import Loss
 
 
@@ -60,11 +60,10 @@ def evaluation(
       raise ValueError("batches must not be empty, got none.")
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *found)
     weight = stacked.pop("weight")
-    total = jnp.sum(weight)
     means = {
-      name: float(_numerics.safe_divide(jnp.sum(weight * x), total))
+      name: float(_components.present_mean(x, weight))
       for name, x in stacked.items()
     }
-    return {**means, "weight": float(total)}
+    return {**means, "weight": float(jnp.sum(weight))}
 
   return evaluate

@@ -37,8 +37,8 @@ def joined(
   """Makes this process one of several, whose devices are then one set.
 
   If another process dies, a computation that needs it fails, here and in all
-  others, at once or after `HEARTBEAT` seconds at most. This one then says so
-  and exits with the status `ABANDONED`: it could only wait for the dead.
+  others, at once or after ``HEARTBEAT`` seconds at most. This one then says so
+  and exits with the status ``ABANDONED``: it could only wait for the dead.
 
   Args:
     coordinator: HOST:PORT where process 0 listens.
@@ -48,7 +48,7 @@ def joined(
 
   Raises:
     ValueError: An argument is out of range.
-    RuntimeError: The others did not come within `JOINING` seconds, or JAX has
+    RuntimeError: The others did not come within ``JOINING`` seconds, or JAX has
       computed something already.
 
   Example:

@@ -57,7 +57,7 @@ def test_slots_agree_with_the_reference(kv_heads, receivers, dtype, tolerance):
   assert np.all(got[0, 0] == 0)
 
 
-@pytest.mark.parametrize("content", [np.nan, np.inf, -np.inf, 1e38])
+@pytest.mark.parametrize("content", [np.nan, np.inf, -np.inf, 3e38])
 def test_what_null_slots_hold_changes_no_bit(content):
   query, key, value, receiver_p, p = inputs()
   null = (p == 0)[..., None, None]

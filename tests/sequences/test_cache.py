@@ -220,6 +220,55 @@ def test_a_full_cache_is_an_error_and_never_written_over():
     error.throw()
 
 
+def test_a_ring_that_does_not_hold_the_window_is_never_written_over():
+  attention = OAttention(2, is_causal=True, local_window_size=4)
+  decoder = attention.clone(decode=True)
+  cache = init_cache(VARIABLES, B, 3)
+  with pytest.raises(ValueError, match="room for 12 tokens, got max_length=3"):
+    decoder.apply({**VARIABLES, "cache": cache}, TOKENS, mutable=["cache"])
+
+
+def test_positions_may_be_given_at_first_and_left_out_later():
+  variables = variables_of("rotary")
+  decoder = model(rotary=True, decode=True)
+  cache = init_cache(variables, B, T)
+  place = np.broadcast_to(np.arange(9), (B, 9))
+  _, seen = decoder.apply(
+    {**variables, "cache": cache},
+    TOKENS[:, :9],
+    positions=place,
+    mutable=["cache"],
+  )
+  out, _ = advance(decoder, variables, seen["cache"], TOKENS[:, 9:])
+  want = model(rotary=True).apply(variables, TOKENS)[:, 9:]
+  np.testing.assert_allclose(out, want, atol=1e-5)
+
+
+def test_nothing_is_a_chunk_too():
+  cache = init_cache(VARIABLES, B, 3)
+  out, seen = ATTENTION.apply(
+    {**VARIABLES, "cache": cache}, TOKENS[:, :0], mutable=["cache"]
+  )
+  assert out.shape == (B, 0, D)
+  jax.tree.map(np.testing.assert_array_equal, dict(seen["cache"]), cache)
+
+
+def test_a_row_that_is_not_there_is_seen_under_jit():
+  _, seen = ATTENTION.apply(
+    {**VARIABLES, "cache": init_cache(VARIABLES, B, T)},
+    TOKENS[:, :4],
+    mutable=["cache"],
+  )
+  beams = jax.jit(reorder)(dict(seen["cache"]), jnp.array([0, 7, 1]))
+  out, _ = jax.jit(
+    lambda cache, h: ATTENTION.apply(
+      {**VARIABLES, "cache": cache}, h, mutable=["cache"]
+    )
+  )(beams, TOKENS[:, 4:5])
+  assert np.all(np.isnan(out[1]))
+  assert np.all(np.isfinite(out[::2]))
+
+
 def test_flax_makes_a_cache_too():
   """As with flax.linen attention: init with inputs of the whole length."""
   decoder = model(rotary=True, decode=True)
@@ -266,6 +315,18 @@ VARIABLES = OAttention(2).init(jax.random.key(0), TOKENS)
     (
       lambda: reorder(init_cache(VARIABLES, B, 4), np.ones((1, 1), int)),
       r"rows must be integers .*\(1, 1\)",
+    ),
+    (
+      lambda: reorder(init_cache(VARIABLES, B, 4), np.array([0, -1])),
+      "rows must be at least 0 and below 3, got -1",
+    ),
+    (
+      lambda: evict(init_cache(VARIABLES, B, 4), np.array([[0], [1], [4]])),
+      "slots must be at least 0 and below 4, got 4",
+    ),
+    (
+      lambda: init_cache(VARIABLES, np.int64(2), 3, dtype=jnp.int8),
+      "dtype must be floating, got int8",
     ),
   ],
 )

@@ -90,6 +90,28 @@ def test_top_k_and_top_p_leave_the_likeliest_ids():
   assert kept(2, 1.0)[0] == [False, True, False, True]
   assert kept(None, 0.7)[0] == [False, True, False, True]
   assert kept(None, 1e-6)[0] == [False, True, False, False]
+  assert sum(kept(1, 1.0)[1]) == 1  # Of equal ones, too.
+
+
+def test_a_large_vocabulary_needs_no_large_prompts():
+  large = OLanguageModel(300, 4, num_layers=1, num_heads=1, mlp_dim=2)
+  prompts = np.array([[3, 4, 5], [77, 1, 0]])
+  variables = jax.jit(large.init)(jax.random.key(3), prompts)
+  drawn = {"temperature": 50.0, "key": jax.random.key(0)}
+  want = generate(large, variables, prompts, 8, **drawn)
+  got = generate(large, variables, prompts.astype(np.int8), 8, **drawn)
+  np.testing.assert_array_equal(got, want)
+  assert np.any(np.asarray(want) > 127)
+
+
+def test_the_null_id_may_be_none_of_the_vocabulary():
+  for null_id in (-1, 20):
+    module = MODEL.clone(null_id=null_id)
+    prompts = np.array([[3, 19], [4, null_id]])
+    made = generate(
+      module, VARIABLES, prompts, 60, temperature=50.0, key=jax.random.key(0)
+    )
+    assert set(np.unique(made)) == set(range(20))
 
 
 @pytest.mark.parametrize(
@@ -102,6 +124,11 @@ def test_top_k_and_top_p_leave_the_likeliest_ids():
     ({"prompts": np.array([[20]])}, "prompts must be below .*=20, got 20"),
     ({"steps": 0}, "steps must be .*got 0"),
     ({"temperature": -1.0}, "temperature must be .*got -1"),
+    ({"temperature": 1e-50}, "temperature must be .*got 1e-50"),
+    ({"temperature": 1e300}, "temperature must be .*got 1e[+]300"),
+    ({"stop": 0}, "stop must be .*null_id=0, got 0"),
+    ({"stop": 2**40}, "stop must be .*got 1099511627776"),
+    ({"prompts": [[3, 4], [5]]}, "prompts must be integers"),
     ({"temperature": 1.0}, "key must be a random key .*None"),
     ({"top_k": 0}, "top_k must be .*got 0"),
     ({"top_p": 0.0}, "top_p must be .*got 0"),
