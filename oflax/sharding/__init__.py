@@ -21,10 +21,10 @@ A user trains an OTransformer on a data × tensor × sequence mesh::
   for _ in range(10):
     state, metrics = step(state, h)
 
-Parameters have no boxes: ``variables["params"]`` are plain arrays, and the trees
-are those of Flax's modules and of checkpoints. The names of their axes come
-from a table of paths (``NAMES``), which only this package reads; what cuts them
-is in another (``RULES``).
+Parameters have no boxes: ``variables["params"]`` are plain arrays, and the
+trees are those of Flax's modules and of checkpoints. The names of their axes
+come from a table of paths (``NAMES``), which only this package reads; what cuts
+them is in another (``RULES``).
 """
 
 from oflax.sharding.rules import NAMES as NAMES
