@@ -130,9 +130,9 @@ def train(
     "seed": seed,
     "steps": steps or usual,
   }
-  together = _together(coordinator, num_processes, process_id)
   if coordinator and task is not Task.DIGITS:
     raise typer.BadParameter(f"several processes learn digits, not {task}.")
+  together = _together(coordinator, num_processes, process_id)
   if not process_id:
     _open(folder, settings, resume)
   with _stoppable(folder), together:
@@ -206,12 +206,9 @@ def pretrain(
   directory: Directory = None,
 ) -> None:
   """Pretrain v3-mini, a small TabPFN v3, on random tables."""
-  import jax
-
   from oflax.studies import pretrain_report
 
-  with contextlib.suppress(RuntimeError):  # Too late: devices are in use.
-    jax.config.update("jax_num_cpu_devices", os.cpu_count() or 1)
+  _cut_cpu(os.cpu_count() or 1)
   folder = directory or RUNS / f"v3-mini-{seed}"
   settings = {"seed": seed, "steps": steps}
   _open(folder, settings, resume)
@@ -331,8 +328,7 @@ def laws(
   from oflax.studies import contract
 
   if devices > 1:
-    with contextlib.suppress(RuntimeError):  # Too late: devices are in use.
-      jax.config.update("jax_num_cpu_devices", devices)
+    _cut_cpu(devices)
   chosen = _device(device)
   count = sum(only in program.name for program in contract.programs())
   # A default device would hold what is to be cut over all of them.
@@ -439,6 +435,14 @@ def _together(
     process_id,
     how_to_go_on="start all processes again with --resume to go on",
   )
+
+
+def _cut_cpu(devices: int) -> None:
+  """Makes the CPU look like so many devices, if none is in use yet."""
+  import jax
+
+  with contextlib.suppress(RuntimeError):
+    jax.config.update("jax_num_cpu_devices", devices)
 
 
 def _device(name: str | None) -> Any:

@@ -59,6 +59,7 @@ def _sums(
   s = jnp.einsum("bkth,bksh->bkts", query, key, precision=precision)
   s = s.reshape(batch, heads, receivers, sources)
   present = operands.source_presence != 0
+  # Whatever key an empty slot holds, its score is a number.
   s = jnp.where(present | jnp.isfinite(s), s, 0)
   mass, log_presence = _numerics.split_mass(operands.source_presence)
   bias, visible = reference.additive(operands)

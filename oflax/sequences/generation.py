@@ -229,8 +229,7 @@ def _check(
   if top_p is not None:
     _checks.check_interval("top_p", top_p, 0, 1, "(]")
   if stop is not None:
-    ids = set(range(module.vocabulary)) - {module.null_id}
-    if stop not in ids:
+    if not 0 <= stop < module.vocabulary or stop == module.null_id:
       raise ValueError(
         f"stop must be an id below vocabulary={module.vocabulary} other than"
         f" null_id={module.null_id}, got {stop!r}."

@@ -46,6 +46,8 @@ def train(
 ) -> training.TrainState:
   """Trains a `DigitClassifier`.
 
+  Several processes (see `oflax.training.joined`) train it together.
+
   Args:
     train_data: Pixels ``[n, 64]`` and labels ``[n]``.
     test_data: The same, for the metric "test_accuracy"; nothing is chosen by
@@ -55,8 +57,6 @@ def train(
     steps: Optimizer steps; the learning rate falls to 0 with the last.
     directory: Of metrics and checkpoints; None: write nothing.
     resume: Go on from the newest checkpoint in `directory`.
-
-  Several processes (see `oflax.training.joined`) train it together.
 
   Returns:
     The trained state.

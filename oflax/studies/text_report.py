@@ -112,7 +112,6 @@ def generated(
   steps: int,
   *,
   temperature: float = 0.7,
-  top_k: int | None = None,
   top_p: float | None = None,
   seed: int = 0,
 ) -> list[str]:
@@ -123,7 +122,6 @@ def generated(
     prompts: Texts.
     steps: Bytes to add to each.
     temperature: As in `oflax.sequences.generate`.
-    top_k: Likewise.
     top_p: Likewise.
     seed: Of the random key.
 
@@ -140,7 +138,6 @@ def generated(
     padded,
     steps,
     temperature=temperature,
-    top_k=top_k,
     top_p=top_p,
     key=jax.random.key(seed),
   )
