@@ -79,7 +79,7 @@ def assert_gradient_closure(
 
   Example:
     >>> import jax.numpy as jnp
-    >>> loss = lambda w, h: jnp.sum(w * h**2)
+    >>> loss = lambda w, h: jnp.sum(h**2 @ w)
     >>> assert_gradient_closure(loss, jnp.ones(3), jnp.ones((2, 3)), [1])
 
   Reference: DESIGN §2, law 6.
