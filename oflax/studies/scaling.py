@@ -6,9 +6,7 @@ programs are compiled for simulated devices, and read.
 
 from collections.abc import Callable
 import dataclasses
-import math
 import pathlib
-import re
 import sys
 from typing import Any
 
@@ -21,18 +19,13 @@ import optax
 import oflax
 from oflax import sharding
 from oflax.linen import OTransformer
+from oflax.studies import collectives
+from oflax.studies import ring_memory
 
 COMPILED = (8, 64)
 # Data × sequence × tensor.
 WORKED = ((1, 1, 8), (8, 4, 8), (32, 16, 8))
 BYTES = 4  # Of a float32.
-COLLECTIVES = (
-  "all-reduce",
-  "all-gather",
-  "reduce-scatter",
-  "all-to-all",
-  "collective-permute",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,76 +145,10 @@ def train_program(setting: Setting, axis: str, devices: int) -> Any:
     return placed.program.lower(placed.state, batch).compile()
 
 
-def sent(text: str) -> dict[str, int]:
-  r"""Bytes of the results of collectives of a compiled program, by kind.
-
-  Those in a loop count as often as it turns.
-
-  Args:
-    text: HLO, as of ``compiled.as_text()``.
-
-  Returns:
-    Kind to bytes, of one device.
-
-  Example:
-    >>> sent("ENTRY %main () -> f32[] {\n  %x = f32[2,3] all-reduce(%y)\n}")
-    {'all-reduce': 24}
-  """
-  computations = dict(_computations(text))
-  entry = next(name for name in computations if name.startswith("ENTRY "))
-
-  def of(name: str) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for line in computations[name]:
-      found = re.search(rf"= (.*?) ({'|'.join(COLLECTIVES)})(-start)?\(", line)
-      if found:
-        total[found[2]] = total.get(found[2], 0) + _size(found[1])
-      for called, times in _called(line):
-        if called in computations:
-          for kind, size in of(called).items():
-            total[kind] = total.get(kind, 0) + times * size
-    return total
-
-  return of(entry)
-
-
-def _computations(text: str) -> list[tuple[str, list[str]]]:
-  """Names of computations, and their lines."""
-  result: list[tuple[str, list[str]]] = []
-  for line in text.splitlines():
-    head = re.match(r"(ENTRY )?%?([\w.\-]+) \(.*\{$", line)
-    if head:
-      result.append(((head[1] or "") + head[2], []))
-    elif result:
-      result[-1][1].append(line)
-  return result
-
-
-def _called(line: str) -> list[tuple[str, int]]:
-  """The computations that a line runs, and how often."""
-  turns = re.search(r'"known_trip_count":\{"n":"(\d+)"', line)
-  times = int(turns[1]) if turns and " while(" in line else 1
-  names = re.findall(r"(?:body|to_apply|calls)=%?([\w.\-]+)", line)
-  branches = re.search(r"branch_computations=\{([^}]*)\}", line)
-  if branches:
-    # One of them runs: they send alike or not at all.
-    names += re.findall(r"%?([\w.\-]+)", branches[1])[:1]
-  return [(name, times) for name in names]
-
-
-def _size(shapes: str) -> int:
-  """Bytes of an HLO type, tuples included."""
-  total = 0
-  for bits, dims in re.findall(r"[a-z]+(\d+)\[([\d,]*)\]", shapes):
-    count = math.prod(int(size) for size in dims.split(",") if size)
-    total += count * int(bits) // 8
-  return total
-
-
 def _row(parallelism: Parallelism, devices: int) -> str:
   """A line of the table of compiled programs."""
   program = train_program(SMALL, parallelism.axis, devices)
-  by_kind = sent(program.as_text())
+  by_kind = collectives.sent(program.as_text())
   cost, memory = program.cost_analysis(), program.memory_analysis()
   formula = BYTES * parallelism.numbers(SMALL, devices)
   measured = sum(by_kind.values())
@@ -313,6 +240,9 @@ def page() -> str:
       ("devices", "data × sequence × tensor", "data", "sequence", "tensor"),
       [_worked(*axes) for axes in WORKED],
     ),
+    forward=ring_memory.FORWARD,
+    both=ring_memory.BOTH,
+    memory=_table(ring_memory.HEADER, ring_memory.rows()),
     jax=jax.__version__,
   )
 
@@ -356,8 +286,24 @@ loop once. JAX {jax}, XLA for CPU.
 
 Where the ratio is not 1, XLA for CPU sends more than it must. Under fsdp it
 sums gradients whole, where a reduce-scatter would do: 3·P. Under tensor it sums
-the gradients that come back through query, key and value apart, where their sum
-would do: 6·L·A.
+the gradients that come back through query, key and value apart (one collective
+of three arrays of A numbers), where their sum would do: 6·L·A.
+
+## Memory of the ring
+
+32,768 tokens, 8 heads of 64 features, on one device and in a ring of 8: the
+temporaries of a device, next to arguments and results.
+
+{memory}
+
+The terms, forward: {forward.shares} array of a device's tokens and all heads
+(8 MiB: the result), {forward.groups} of the two heads that go round together
+(2 MiB: query, keys and values at home and under way, the sum so far),
+{forward.blocks} of a block (1 MiB: scores, weights, a head's keys and values).
+Forward and backward: {both.shares} of all heads (the result, its gradient, that
+of the inputs), {both.groups} of two heads (gradients go round, too) and
+{both.blocks} of a block. Each grows with the tokens of a device, and a block
+not even with these.
 
 ## Worked
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from oflax.studies import collectives
 from oflax.studies import scaling
 
 HLO = """\
@@ -22,7 +23,7 @@ backend_config={"known_trip_count":{"n":"5"}}
 
 
 def test_collectives_in_a_loop_count_as_often_as_it_turns():
-  assert scaling.sent(HLO) == {
+  assert collectives.sent(HLO) == {
     "all-reduce": 4 * 4 + 3 * 2,
     "collective-permute": 5 * 4 * 4,
   }
@@ -32,7 +33,7 @@ def test_collectives_in_a_loop_count_as_often_as_it_turns():
 def test_formulas_are_those_of_compiled_programs(axis):
   small = scaling.Setting(2, 32, 64, 8, 8, 64)
   (way,) = (p for p in scaling.PARALLELISMS if p.axis == axis)
-  measured = scaling.sent(scaling.train_program(small, axis, 8).as_text())
+  measured = collectives.sent(scaling.train_program(small, axis, 8).as_text())
   formula = scaling.BYTES * way.numbers(small, 8)
   assert 1 <= sum(measured.values()) / formula < 1.05
 
