@@ -88,14 +88,6 @@ nitpick_ignore_regex = [
   ("py:class", r"oflax\..*\.(Operands|Report)"),
 ]
 
-# The parts of the design that docstrings refer to, and the page of each.
-PAGES = {
-  "1": "concepts",
-  "2": "laws",
-  "3": "numerics",
-  "4": "api/index",
-  "5": "performance",
-}
 PUBLIC = (
   "oflax",
   "oflax.linen",
@@ -109,7 +101,7 @@ PUBLIC = (
 logger = logging.getLogger(__name__)
 
 
-def link_design(
+def link_pages(
   app: application.Sphinx,
   what: str,
   name: str,
@@ -117,12 +109,8 @@ def link_design(
   options: Any,
   lines: list[str],
 ) -> None:
-  """Turns "DESIGN §1" of a docstring into a link to the page that has it."""
-
-  def link(match: re.Match[str]) -> str:
-    return f":doc:`/{PAGES[match[1]]}`"
-
-  lines[:] = [re.sub(r"DESIGN §([1-5])", link, line) for line in lines]
+  """Turns "docs/laws.md" in a docstring into a link to that page."""
+  lines[:] = [re.sub(r"docs/(\w+)\.md", r":doc:`/\1`", line) for line in lines]
 
 
 def shorten(
@@ -156,6 +144,6 @@ def check_public(app: application.Sphinx, env: Any) -> None:
 
 
 def setup(app: application.Sphinx) -> None:
-  app.connect("autodoc-process-docstring", link_design, priority=900)
+  app.connect("autodoc-process-docstring", link_pages, priority=900)
   app.connect("autodoc-process-signature", shorten)
   app.connect("env-check-consistency", check_public)

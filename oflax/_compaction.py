@@ -46,7 +46,7 @@ def compact(
     >>> front.tolist(), place.tolist(), index.tolist()
     ([[5.0], [7.0], [0.0]], [1, 3, 0], [1, 3, 4])
 
-  Reference: DESIGN §5, compaction.
+  Reference: docs/performance.md, compaction.
   """
   carrier = jnp.asarray(carrier)
   _checks.check_rank("carrier", carrier, 2, "[..., n, d]")
@@ -93,7 +93,7 @@ def expand(values: jax.Array, index: jax.Array, n: int) -> jax.Array:
     >>> expand(jnp.array([[5.0], [7.0], [9.0]]), index, 4).tolist()
     [[0.0], [5.0], [0.0], [7.0]]
 
-  Reference: DESIGN §5, compaction.
+  Reference: docs/performance.md, compaction.
   """
   values, index = jnp.asarray(values), jnp.asarray(index)
   _checks.check_at_least("n", n, 0)
@@ -149,7 +149,7 @@ def compacted(
     >>> compacted(double)(h)[500].tolist(), sizes
     ([6.0, 6.0], [32, 64, 128, 256, 512, 1024])
 
-  Reference: DESIGN §5, compaction.
+  Reference: docs/performance.md, compaction.
   """
   if buckets is not None:
     _check_buckets(buckets)

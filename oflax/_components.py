@@ -37,7 +37,7 @@ def o_gate(update: jax.Array, presence: jax.Array) -> jax.Array:
     >>> o_gate(jnp.array([[2.0], [7.0]]), jnp.array([0.5, 0.0])).tolist()
     [[1.0], [0.0]]
 
-  Reference: DESIGN §1, OFFN.
+  Reference: docs/concepts.md, OFFN.
   """
   update, p = _token_arguments("update", update, presence)
   return _numerics.gate(update, p).astype(update.dtype)
@@ -69,7 +69,7 @@ def o_ffn(
     >>> o_ffn(h, jnp.array([1.0, 0.0]), lambda h: 3 * h + 1).tolist()
     [[7.0], [0.0]]
 
-  Reference: DESIGN §1, OFFN.
+  Reference: docs/concepts.md, OFFN.
   """
   carrier, p = _token_arguments("carrier", carrier, presence)
   update = ffn(_numerics.quarantine_input(carrier, p))
@@ -112,7 +112,7 @@ def o_norm(
     >>> o_norm(h, jnp.array([1.0, 0.0]), bias=jnp.ones(2)).round(3).tolist()
     [[2.0, 0.0], [0.0, 0.0]]
 
-  Reference: DESIGN §1, ONorm; Ba et al. 2016, Zhang and Sennrich 2019.
+  Reference: docs/concepts.md, ONorm; Ba et al. 2016, Zhang and Sennrich 2019.
   """
   _checks.check_choice("kind", kind, NORMS)
   _checks.check_positive("epsilon", epsilon)
@@ -157,7 +157,7 @@ def o_inject(
     >>> o_inject(h, jnp.array([[1.0], [1.0]]), jnp.array([0.5, 0.0])).tolist()
     [[2.5], [0.0]]
 
-  Reference: DESIGN §1, OInject.
+  Reference: docs/concepts.md, OInject.
   """
   carrier, p = _token_arguments("carrier", carrier, presence)
   signal = jnp.asarray(signal)
@@ -204,7 +204,7 @@ def o_standardize(
     >>> o_standardize(x, jnp.array([1.0, 1.0, 0.0])).round(3).tolist()
     [[-1.0], [1.0], [0.0]]
 
-  Reference: DESIGN §1, OStandardize.
+  Reference: docs/concepts.md, OStandardize.
   """
   _checks.check_positive("epsilon", epsilon)
   values, p = _token_arguments("values", values, presence)
@@ -247,7 +247,7 @@ def o_pool(
     >>> o_pool(jnp.array([[1.0], [3.0], [0.0]]), jnp.array([1, 1, 0])).tolist()
     [2.0]
 
-  Reference: DESIGN §1, OPool.
+  Reference: docs/concepts.md, OPool.
   """
   values, p = _token_arguments("values", values, presence)
   x = _numerics.quarantine(values, p).astype(_numerics.wide_dtype(values, p))
@@ -286,7 +286,7 @@ def present_mean(
     >>> present_mean(jnp.array([1.0, 3.0, 9.0]), jnp.array([1, 1, 0]))
     Array(2., dtype=float32)
 
-  Reference: DESIGN §4, present_mean.
+  Reference: docs/concepts.md, presence.
   """
   losses = jnp.asarray(losses)
   _checks.check_floating("losses", losses)
@@ -311,7 +311,7 @@ def residual(fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     >>> residual(lambda h: 2 * h)(1.0)
     3.0
 
-  Reference: DESIGN §1, closures.
+  Reference: docs/concepts.md, closures.
   """
 
   def with_residual(carrier: Any, *args: Any, **kwargs: Any) -> Any:
@@ -333,7 +333,7 @@ def compose(*fns: Callable[[Any], Any]) -> Callable[[Any], Any]:
     >>> compose(lambda h: h + 1, lambda h: 2 * h)(1.0)
     4.0
 
-  Reference: DESIGN §1, closures.
+  Reference: docs/concepts.md, closures.
   """
 
   def composed(carrier: Any) -> Any:

@@ -35,7 +35,7 @@ def presence(carrier: jax.Array, tau: float | jax.Array = 1.0) -> jax.Array:
     >>> presence(jnp.array([[3.0, 4.0], [0.0, 0.0]]), tau=25.0)
     Array([0.5, 0. ], dtype=float32)
 
-  Reference: DESIGN §1, presence.
+  Reference: docs/concepts.md, presence.
   """
   carrier = jnp.asarray(carrier)
   _checks.check_floating("carrier", carrier)
@@ -80,7 +80,7 @@ def calibrate_tau(
     >>> calibrate_tau(jnp.array([[2.0], [0.0]]), presence=0.5)
     4.0
 
-  Reference: DESIGN §4, calibrate_tau.
+  Reference: docs/concepts.md, calibrate_tau.
   """
   _checks.check_interval("presence", presence, 0, 1, "()")
   _checks.check_interval("quantile", quantile, 0, 1)
@@ -120,7 +120,7 @@ def presence_rank(
     >>> presence_rank(jnp.array([0.0, 0.9, 0.0, 0.2])).tolist()
     [0, 0, 0, 1]
 
-  Reference: DESIGN §4, presence_rank.
+  Reference: docs/concepts.md, presence_rank.
   """
   presence = jnp.asarray(presence)
   _checks.check_rank("presence", presence, 1, "[..., n]")
@@ -158,7 +158,7 @@ def nullify(carrier: jax.Array, present: jax.Array) -> jax.Array:
     >>> nullify(h, jnp.array([True, False])).tolist()
     [[1.0, 2.0], [0.0, 0.0]]
 
-  Reference: DESIGN §3, quarantine.
+  Reference: docs/numerics.md, quarantine.
   """
   carrier = jnp.asarray(carrier)
   _checks.check_rank("carrier", carrier, 2, "[..., n, d]")

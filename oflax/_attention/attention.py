@@ -107,7 +107,7 @@ def o_attention(
     >>> o_attention(q, k, v, p, p).tolist()
     [[[0.167, 0.333]], [[0.333, 0.667]]]
 
-  Reference: DESIGN §1, OAttention; Vaswani et al. 2017.
+  Reference: docs/concepts.md, OAttention; Vaswani et al. 2017.
   """
   operands = prepare(
     query,
@@ -193,7 +193,7 @@ def o_attention_weights(
     >>> o_attention_weights(q, k, jnp.array([0.25, 0.75])).tolist()
     [[[0.250, 0.750], [0.250, 0.750]]]
 
-  Reference: DESIGN §1, OAttention.
+  Reference: docs/concepts.md, OAttention.
   """
   query, key = jnp.asarray(query), jnp.asarray(key)
   p_receiver = jnp.ones(query.shape[:-2], jnp.float32)

@@ -46,7 +46,7 @@ class BlockSizes(NamedTuple):
     >>> oflax.o_attention(x, x, x, p, p, implementation=sizes).shape
     (5, 2, 4)
 
-  Reference: DESIGN §5, blocked.
+  Reference: docs/performance.md, blocked.
   """
 
   batch: int = 1

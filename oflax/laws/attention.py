@@ -44,7 +44,7 @@ def assert_null_receiver(
     AssertionError: Law "null receiver" violated at (0,) with receiver 0 null: \
 1.0 instead of 0.0, deviation 1 over the allowed 0.
 
-  Reference: DESIGN §2, law 1.
+  Reference: docs/laws.md, law 1.
   """
   del rtol
   receivers = jnp.asarray(receivers)
@@ -84,7 +84,7 @@ def assert_null_source_insertion(
     >>> total = lambda r, s: r * s.sum(-2, keepdims=True)
     >>> assert_null_source_insertion(total, tokens, tokens, [0, 1])
 
-  Reference: DESIGN §2, law 2.
+  Reference: docs/laws.md, law 2.
   """
   sources = jnp.asarray(sources)
 
@@ -125,7 +125,7 @@ def assert_self_insertion(
     >>> total = lambda r, s: r * s.sum(-2, keepdims=True)
     >>> assert_self_insertion(total, jnp.ones((2, 3)), [1])
 
-  Reference: DESIGN §2, law 3.
+  Reference: docs/laws.md, law 3.
   """
   compare.assert_insertion(
     "self-attention insertion",
@@ -162,7 +162,7 @@ def assert_empty_support(
     >>> total = lambda r, s: s.sum(-2, keepdims=True) * jnp.ones_like(r)
     >>> assert_empty_support(total, jnp.ones((2, 3)), 0)
 
-  Reference: DESIGN §2, law 4.
+  Reference: docs/laws.md, law 4.
   """
   del rtol
   *batch, _, features = receivers.shape

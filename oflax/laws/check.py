@@ -48,7 +48,7 @@ def check_laws(
     >>> check_laws(lambda h: 2 * h, h, key).passed
     True
 
-  Reference: DESIGN §2.
+  Reference: docs/laws.md.
   """
   tokens = jnp.asarray(tokens)
   if tokens.ndim < 2 or tokens.shape[-2] == 0:

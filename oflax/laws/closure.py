@@ -48,7 +48,7 @@ def assert_o_closure(
     AssertionError: Law "O-closure" violated at (0, 0) of the null tokens: \
 1.0 instead of 0.0, deviation 1 over the allowed 0.
 
-  Reference: DESIGN §2, laws 5 and 8.
+  Reference: docs/laws.md, laws 5 and 8.
   """
   if bitwise:
     rtol = atol = 0.0
@@ -82,7 +82,7 @@ def assert_gradient_closure(
     >>> loss = lambda w, h: jnp.sum(h**2 @ w)
     >>> assert_gradient_closure(loss, jnp.ones(3), jnp.ones((2, 3)), [1])
 
-  Reference: DESIGN §2, law 6.
+  Reference: docs/laws.md, law 6.
   """
   gradients = jax.grad(loss, argnums=(0, 1))
   inserted = insert_nulls(tokens, positions)
@@ -134,7 +134,7 @@ def assert_permutation_equivariance(
     >>> centre = lambda h: h - h.mean(-2, keepdims=True)
     >>> assert_permutation_equivariance(centre, jnp.eye(2), [1, 0])
 
-  Reference: DESIGN §2, law 7.
+  Reference: docs/laws.md, law 7.
   """
   order = np.asarray(permutation, int)
   if sorted(order.tolist()) != list(range(tokens.shape[-2])):
@@ -179,7 +179,7 @@ def assert_nulls_preserved(
     [[0.0], [2.0]]
     >>> chex.block_until_chexify_assertions_complete()
 
-  Reference: DESIGN §2, law 5.
+  Reference: docs/laws.md, law 5.
   """
   del rtol
   chex.assert_equal_shape_prefix((before, after), before.ndim - 1)

@@ -25,7 +25,7 @@ def insert_nulls(tokens: jax.Array, positions: Sequence[int]) -> jax.Array:
     >>> insert_nulls(jnp.array([[1.0], [2.0]]), [0, 2]).tolist()
     [[0.0], [1.0], [0.0], [2.0]]
 
-  Reference: DESIGN §1, H ⊕ 0.
+  Reference: docs/concepts.md, H ⊕ 0.
   """
   tokens = jnp.asarray(tokens)
   kept = kept_places(tokens.shape[-2], positions)

@@ -39,9 +39,9 @@ class Row:
     )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Report:
-  """Rows of laws. Prints as a table; a notebook shows it as HTML."""
+  """Rows of laws. Shown as a table, in a notebook as HTML."""
 
   rows: tuple[Row, ...]
 
@@ -52,7 +52,7 @@ class Report:
     """Whether no law was violated."""
     return not any(row.violations for row in self.rows)
 
-  def __str__(self) -> str:
+  def __repr__(self) -> str:
     table = [self.HEADER, *(row.cells() for row in self.rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = []

@@ -69,7 +69,7 @@ class OAttention(WithPresence):
     >>> bool((out[1] == 0).all()), bool((out[0] == 0).all())
     (True, False)
 
-  Reference: DESIGN §1, OAttention; Vaswani et al. 2017.
+  Reference: docs/concepts.md, OAttention; Vaswani et al. 2017.
   """
 
   num_heads: int

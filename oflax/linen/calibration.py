@@ -57,7 +57,7 @@ def calibrate(
     >>> OPresence().apply(variables, h).tolist()
     [0.5]
 
-  Reference: DESIGN §4, calibrate.
+  Reference: docs/concepts.md, presence.
   """
   _checks.check_interval("presence", presence, 0, 1, "()")
   _checks.check_interval("quantile", quantile, 0, 1)

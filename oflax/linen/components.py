@@ -28,7 +28,7 @@ class OInject(WithPresence):
     >>> OInject().apply({}, h, jnp.ones((2, 1))).tolist()
     [[1.5], [0.0]]
 
-  Reference: DESIGN §1, OInject.
+  Reference: docs/concepts.md, OInject.
   """
 
   @nn.compact
@@ -71,7 +71,7 @@ class ONorm(WithPresence):
     >>> norm.apply(norm.init(jax.random.key(0), h), h).round(3).tolist()
     [[1.0, -1.0], [0.0, 0.0]]
 
-  Reference: DESIGN §1, ONorm.
+  Reference: docs/concepts.md, ONorm.
   """
 
   kind: str = "layer"
@@ -142,7 +142,7 @@ class OFFN(WithPresence):
     >>> out[1].tolist()
     [0.0, 0.0]
 
-  Reference: DESIGN §1, OFFN; Shazeer 2020 for the gated form.
+  Reference: docs/concepts.md, OFFN; Shazeer 2020 for the gated form.
   """
 
   hidden_features: int
@@ -215,7 +215,7 @@ class OStandardize(WithPresence):
     >>> OStandardize(tau=1e-6).apply({}, h).round(3).tolist()
     [[-1.0], [1.0], [0.0]]
 
-  Reference: DESIGN §1, OStandardize.
+  Reference: docs/concepts.md, OStandardize.
   """
 
   epsilon: float = 1e-6
@@ -241,7 +241,7 @@ class OPool(WithPresence):
     >>> OPool().apply({}, jnp.array([[2.0, 0.0], [0.0, 0.0]])).tolist()
     [2.0, 0.0]
 
-  Reference: DESIGN §1, OPool.
+  Reference: docs/concepts.md, OPool.
   """
 
   @nn.compact

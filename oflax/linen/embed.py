@@ -32,7 +32,7 @@ class OEmbed(nn.Module):
     >>> embed.init_with_output(jax.random.key(0), ids)[0].tolist()
     [[1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]
 
-  Reference: DESIGN §4, OEmbed.
+  Reference: docs/concepts.md, OEmbed.
   """
 
   num_embeddings: int

@@ -192,7 +192,7 @@ def next_ids(
     >>> there.tolist()
     [False, True, False, False, True, False]
 
-  Reference: DESIGN §1: null tokens do not exist.
+  Reference: docs/concepts.md: null tokens do not exist.
   """
   count, last = ids.shape[-1], ids.ndim - 1
   token = (ids != null_id) & (ids >= 0)

@@ -28,7 +28,7 @@ class OPresence(nn.Module):
     >>> module.apply({}, jnp.array([[3.0, 4.0], [0.0, 0.0]]))
     Array([0.5, 0. ], dtype=float32)
 
-  Reference: DESIGN §1, presence.
+  Reference: docs/concepts.md, presence.
   """
 
   tau: float = 1.0

@@ -137,7 +137,7 @@ class OBlock(_Fields):
     >>> out[1].tolist()
     [0.0, 0.0]
 
-  Reference: DESIGN §1, OTransformer.
+  Reference: docs/concepts.md, OTransformer.
   """
 
   num_heads: int
@@ -246,7 +246,7 @@ class OTransformer(_Fields):
     >>> out[1].tolist(), bool(jnp.allclose(out[0], alone[0], atol=1e-6))
     ([0.0, 0.0], True)
 
-  Reference: DESIGN §1, OTransformer.
+  Reference: docs/concepts.md, OTransformer.
   """
 
   num_layers: int

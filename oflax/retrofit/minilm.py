@@ -66,7 +66,7 @@ class MiniLM:
     >>> bool(abs(alone[0] - vectors[1]).max() < 1e-5)
     True
 
-  Reference: Reimers and Gurevych 2019; DESIGN §5, compaction.
+  Reference: Reimers and Gurevych 2019; docs/performance.md, compaction.
   """
 
   encoder: BertEncoder

@@ -54,7 +54,7 @@ def measure_tau(
     >>> tau["body/block_0/ffn_presence"]  # 8 features of variance 1
     0.008
 
-  Reference: DESIGN §4, calibrate.
+  Reference: oflax.linen.calibrate.
   """
   _checks.check_positive("alpha", alpha)
   full = encoder.clone(variant="full")

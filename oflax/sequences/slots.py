@@ -105,7 +105,7 @@ def evict(cache: Mapping[str, Any], slots: jax.Array) -> dict[str, Any]:
     >>> evict(cache, jnp.array([[1]]))["presence"].tolist()
     [[1.0, 0.0, 1.0]]
 
-  Reference: DESIGN §1: a null source does not exist.
+  Reference: docs/concepts.md: a null source does not exist.
   """
   slots = jnp.asarray(slots)
 

@@ -30,7 +30,7 @@ EAGER = (
   "cross, reference, float32, jit",
   "OTransformer, float32, jit",
 )
-# What DESIGN §2 does not promise: told, never passed.
+# What docs/laws.md does not promise: told, never passed.
 NOT_PROMISED = (
   "null tokens change no bit of another: reference, blocked, folded",
   "second derivatives, forward mode: folded",
@@ -138,7 +138,7 @@ def run(
     >>> run(trials=16, only="o_gate, float32").report.passed
     True
 
-  Reference: DESIGN §2.
+  Reference: docs/laws.md.
   """
   if trials < 1:
     raise ValueError(f"trials must be positive, got {trials!r}.")

@@ -64,7 +64,7 @@ def train(
   Raises:
     ValueError: As `oflax.training.fit`.
 
-  Reference: DESIGN §1; scikit-learn's load_digits.
+  Reference: docs/concepts.md; scikit-learn's load_digits.
   """
   several = jax.process_count() > 1
   state, step, batch_at = (_among_processes if several else _alone)(

@@ -39,7 +39,7 @@ class DigitClassifier(nn.Module):
     >>> logits.shape
     (2, 10)
 
-  Reference: DESIGN §1.
+  Reference: docs/concepts.md.
   """
 
   variant: str = "full"

@@ -95,7 +95,7 @@ def rows(
   Raises:
     ValueError: There are too few pairs.
 
-  Reference: DESIGN §1; Reimers and Gurevych 2019.
+  Reference: docs/concepts.md; Reimers and Gurevych 2019.
   """
   result = []
   for seed in seeds:

@@ -27,7 +27,7 @@ def measure(
   Returns:
     Site to threshold.
 
-  Reference: DESIGN §4, calibrate.
+  Reference: oflax.linen.calibrate.
   """
   chosen = minilm_pairs.choose(held_out, PAIRS, seed=0)
   texts = [pair.first for pair in chosen] + [pair.body for pair in chosen]

@@ -100,7 +100,7 @@ def compare(
     >>> case.errors["ridge"]
     0.250
 
-  Reference: DESIGN §1.
+  Reference: docs/concepts.md.
   """
   cases = []
   for name in names:

@@ -44,7 +44,7 @@ def evaluation(
     >>> metrics["loss"], metrics["weight"]  # masses ½, ½ and 0.9
     (1.95, 1.9)
 
-  Reference: DESIGN §4, present_mean.
+  Reference: oflax.present_mean.
   """
 
   @jax.jit

@@ -87,7 +87,7 @@ def fit(
     >>> bool(loss_fn(state.variables, h, None)[0] < 0.01)
     True
 
-  Reference: DESIGN §4, calibrate.
+  Reference: oflax.linen.calibrate.
   """
   _check_counts(
     num_steps=num_steps,

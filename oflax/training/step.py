@@ -58,7 +58,7 @@ def train_step(loss_fn: Loss, *, microbatches: int = 1) -> Step:
     >>> float(metrics["loss"]) < 1e-6
     True
 
-  Reference: DESIGN §4, present_mean.
+  Reference: oflax.present_mean.
   """
   if microbatches < 1:
     raise ValueError(f"microbatches must be at least 1, got {microbatches!r}.")

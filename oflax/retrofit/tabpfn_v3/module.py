@@ -66,8 +66,8 @@ class TabPFNV3(Part):
     >>> logits.shape, sorted(variables)
     ((1, 10), ['calibration', 'constants', 'params'])
 
-  Reference: DESIGN §1; the network is that of Prior Labs' TabPFN-3, arXiv
-    2605.13986. Its weights carry a licence of their own.
+  Reference: docs/concepts.md; the network is that of Prior Labs' TabPFN-3,
+    arXiv 2605.13986. Its weights carry a licence of their own.
   """
 
   @nn.compact

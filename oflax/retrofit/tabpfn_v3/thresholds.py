@@ -63,7 +63,7 @@ def calibrated(
     >>> bool(variables["calibration"]["output_presence"]["tau"] < 1)
     True
 
-  Reference: DESIGN §4, calibrate.
+  Reference: oflax.linen.calibrate.
   """
   _checks.check_positive("alpha", alpha)
   tables = synthetic.tables()
