@@ -3,12 +3,14 @@
 import os
 
 # Set before jax starts. Several host devices, as users have them; and programs
-# this small run once or twice: optimising them costs more than it saves.
+# this small run once or twice: optimising them costs more than it saves, and so
+# does emitting their fusions the newer way.
 os.environ["XLA_FLAGS"] = " ".join(
   (
     os.environ.get("XLA_FLAGS", ""),
     "--xla_force_host_platform_device_count=8",
     "--xla_backend_optimization_level=0",
+    "--xla_cpu_use_fusion_emitters=false",
   )
 )
 
