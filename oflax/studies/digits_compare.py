@@ -6,11 +6,11 @@ import pathlib
 
 import numpy as np
 
+from oflax.studies import bootstrap
 from oflax.studies import digits
 from oflax.studies import digits_data
 
 FOLDS = 5
-RESAMPLES = 10_000
 VARIANTS = ("full", "host")
 
 
@@ -40,7 +40,7 @@ class Comparison:
       f" {100 * self.host:.2f} % of {self.images} images, out of fold\n"
       f"difference {100 * self.difference:+.2f} points, 95 % interval"
       f" {100 * self.low:+.2f} to {100 * self.high:+.2f} points (paired"
-      f" bootstrap over images, {RESAMPLES} resamples)"
+      f" bootstrap over images, {bootstrap.RESAMPLES} resamples)"
     )
 
 
@@ -88,37 +88,11 @@ def compare(
         f" {len(test)} images",
         flush=True,
       )
-  low, high = paired_interval(right["full"], right["host"], seed)
+  difference = right["full"].astype(np.int8) - right["host"].astype(np.int8)
+  low, high = bootstrap.interval(
+    lambda drawn: difference[drawn].mean(axis=1), len(labels), seed
+  )
   full, host = right["full"].mean(), right["host"].mean()
   return Comparison(
     len(labels), float(full), float(host), float(full - host), low, high
   )
-
-
-def paired_interval(
-  first: np.ndarray, second: np.ndarray, seed: int
-) -> tuple[float, float]:
-  """95 % bootstrap interval of a paired difference of accuracies.
-
-  Args:
-    first: Whether each item was right, ``[n]``.
-    second: The same of the other.
-    seed: Of the resamples.
-
-  Returns:
-    The lower and the upper end, of mean(first) − mean(second).
-
-  Example:
-    >>> same = np.ones(8, bool)
-    >>> paired_interval(same, same, seed=0)
-    (0.0, 0.0)
-
-  Reference: Efron & Tibshirani 1993.
-  """
-  difference = first.astype(int) - second.astype(int)
-  values, counts = np.unique(difference, return_counts=True)
-  draws = np.random.default_rng(seed).multinomial(
-    len(difference), counts / len(difference), size=RESAMPLES
-  )
-  low, high = np.quantile(draws @ values / len(difference), (0.025, 0.975))
-  return float(low), float(high)

@@ -18,6 +18,7 @@ from oflax.retrofit.tabpfn_v3 import TabPFNV3
 from oflax.retrofit.tabpfn_v3 import calibrated
 from oflax.retrofit.tabpfn_v3.thresholds import ALPHA
 from oflax.studies import ablation
+from oflax.studies import bootstrap
 from oflax.studies import stacks
 from oflax.studies.retrofit_cases import Batch
 from oflax.studies.retrofit_cases import predict
@@ -27,7 +28,6 @@ VARIANTS = ("attention", "full")
 NAMES = {"attention": "OAttention", "full": "Full-O"}
 # The change of the mean error that the paper reports, for TabPFN v3.
 PAPER = {"attention": 0.00088, "full": 0.00177}
-RESAMPLES = 10_000
 # Start norms of null rows, in units of √τ of the first block.
 STARTS = np.geomspace(1e-4, 3, 91)
 
@@ -188,12 +188,12 @@ def change_of_mean(
   """
   host = np.array([case.host for case in cases])
   error = np.array([case.error for case in cases])
-  drawn = np.random.default_rng(seed).integers(
-    len(cases), size=(RESAMPLES, len(cases))
+  low, high = bootstrap.interval(
+    lambda drawn: error[drawn].mean(1) / host[drawn].mean(1) - 1,
+    len(cases),
+    seed,
   )
-  changes = error[drawn].mean(1) / host[drawn].mean(1) - 1
-  low, high = np.quantile(changes, [0.025, 0.975])
-  return float(error.mean() / host.mean() - 1), float(low), float(high)
+  return float(error.mean() / host.mean() - 1), low, high
 
 
 def table(points: Sequence[Point]) -> tables.Table:

@@ -5,10 +5,9 @@ import dataclasses
 
 import numpy as np
 
+from oflax.studies import bootstrap
 from oflax.studies.tables_compare import IN_CONTEXT
 from oflax.studies.tables_compare import Case
-
-RESAMPLES = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,10 +128,8 @@ def _subjects(cases: Sequence[Case]) -> list[str]:
 
 def _interval(groups: Sequence[np.ndarray]) -> tuple[float, float]:
   """95 % interval of the mean of all values, resampling whole groups."""
-  draws = np.random.default_rng(0).multinomial(
-    len(groups), np.full(len(groups), 1 / len(groups)), size=RESAMPLES
+  sums = np.array([np.sum(group) for group in groups])
+  counts = np.array([len(group) for group in groups])
+  return bootstrap.interval(
+    lambda drawn: sums[drawn].sum(1) / counts[drawn].sum(1), len(groups)
   )
-  sums = draws @ np.array([np.sum(group) for group in groups])
-  counts = draws @ np.array([len(group) for group in groups])
-  low, high = np.quantile(sums / counts, (0.025, 0.975))
-  return float(low), float(high)

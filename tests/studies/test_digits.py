@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from oflax.studies import bootstrap
 from oflax.studies import digits
 from oflax.studies import digits_compare
 from oflax.studies import digits_data
@@ -181,9 +182,10 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
 
 
 def test_the_interval_of_a_known_difference():
-  first = np.arange(1000) >= 100
-  second = np.arange(1000) >= 200
-  low, high = digits_compare.paired_interval(first, second, seed=0)
+  difference = (np.arange(1000) >= 100) - 1.0 * (np.arange(1000) >= 200)
+  low, high = bootstrap.interval(
+    lambda drawn: difference[drawn].mean(axis=1), 1000
+  )
   # Normal: 0.1 ± 1.96 sqrt(0.1 · 0.9 / 1000).
   assert low == pytest.approx(0.0814, abs=2e-3)
   assert high == pytest.approx(0.1186, abs=2e-3)
