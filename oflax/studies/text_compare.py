@@ -66,5 +66,4 @@ def compare(
       )
       reached[variant] = read_metrics(folder / "metrics.csv")[-1]["test_bits"]
     lines.append(str(Pair(seed, **reached)))
-    print("\n".join([lines[0], lines[-1]]), flush=True)
   return "\n".join(lines)
