@@ -13,7 +13,7 @@ import typer
 
 RUNS = pathlib.Path("runs")
 STEPS = 1200
-PRETRAIN_STEPS = 12_000
+PRETRAIN_STEPS = 8000
 TEXT_STEPS = 1000
 
 app = typer.Typer(

@@ -7,6 +7,7 @@ import sys
 import traceback
 
 import jax
+from jax.experimental import multihost_utils
 
 from oflax import _checks
 
@@ -71,6 +72,9 @@ def joined(
     shutdown_timeout_seconds=LEAVING,
   )
   try:
+    # They meet once while none is busy: at the first meeting JAX's patience is
+    # short.
+    multihost_utils.sync_global_devices("joined")
     yield
   except jax.errors.JaxRuntimeError as error:
     if num_processes == 1:
