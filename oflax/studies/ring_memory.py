@@ -83,7 +83,7 @@ def temporaries(devices: int, tokens: int, *, backward: bool) -> int:
     The size of the temporaries of the compiled program.
   """
   attend: Callable[..., Any] = oflax.o_attention
-  shardings = {}
+  shardings: dict[str, Any] = {}
   if devices > 1:
     mesh = Mesh(np.array(jax.devices()[:devices]), ("s",))
     spec = PartitionSpec("s")
@@ -102,4 +102,5 @@ def temporaries(devices: int, tokens: int, *, backward: bool) -> int:
   p = jax.ShapeDtypeStruct((tokens,), jnp.float32)
   subject = jax.grad(loss, (0, 1, 2, 3, 4)) if backward else attend
   program = jax.jit(subject, **shardings).lower(x, x, x, p, p).compile()
-  return int(program.memory_analysis().temp_size_in_bytes)
+  memory: Any = program.memory_analysis()
+  return int(memory.temp_size_in_bytes)
