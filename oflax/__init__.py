@@ -11,14 +11,14 @@ from oflax._components import o_ffn
 from oflax._components import o_gate
 from oflax._components import o_inject
 from oflax._components import o_norm
-from oflax._components import o_pool
-from oflax._components import o_standardize
-from oflax._components import present_mean
 from oflax._components import residual
 from oflax._presence import calibrate_tau
 from oflax._presence import nullify
 from oflax._presence import presence
 from oflax._presence import presence_rank
+from oflax._statistics import o_pool
+from oflax._statistics import o_standardize
+from oflax._statistics import present_mean
 from oflax.linen import calibrate
 
 __version__ = "0.1.0"

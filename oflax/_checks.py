@@ -77,3 +77,12 @@ def presence_of(
   """A presence with one entry a token, in float32 or wider."""
   array = per_token(name, value, tokens)
   return array.astype(jnp.promote_types(array.dtype, jnp.float32))
+
+
+def carriers_and_presence(
+  name: str, tokens: typing.Any, presence: typing.Any
+) -> tuple[jax.Array, jax.Array]:
+  tokens = jnp.asarray(tokens)
+  check_floating(name, tokens)
+  check_rank(name, tokens, 2, "[..., n, d]")
+  return tokens, presence_of("presence", presence, tokens.shape[:-1])

@@ -1,17 +1,13 @@
-"""The O-components: token-local maps gated by presence, token sums weighed by
-it, and the combinators under which closure is closed.
-"""
+"""Maps of single tokens, gated by presence, and what keeps them closed."""
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax import lax
 import jax.numpy as jnp
 
 from oflax import _checks
 from oflax import _numerics
-from oflax._numerics import AxisName
 
 NORMS = ("layer", "rms")
 
@@ -39,7 +35,7 @@ def o_gate(update: jax.Array, presence: jax.Array) -> jax.Array:
 
   Reference: docs/concepts.md, OFFN.
   """
-  update, p = _token_arguments("update", update, presence)
+  update, p = _checks.carriers_and_presence("update", update, presence)
   return _numerics.gate(update, p).astype(update.dtype)
 
 
@@ -71,7 +67,7 @@ def o_ffn(
 
   Reference: docs/concepts.md, OFFN.
   """
-  carrier, p = _token_arguments("carrier", carrier, presence)
+  carrier, p = _checks.carriers_and_presence("carrier", carrier, presence)
   update = ffn(_numerics.quarantine_input(carrier, p))
   return _numerics.gate(update, p).astype(carrier.dtype)
 
@@ -116,7 +112,7 @@ def o_norm(
   """
   _checks.check_choice("kind", kind, NORMS)
   _checks.check_positive("epsilon", epsilon)
-  carrier, p = _token_arguments("carrier", carrier, presence)
+  carrier, p = _checks.carriers_and_presence("carrier", carrier, presence)
 
   h = _numerics.quarantine(carrier, p)
   h = h.astype(_numerics.wide_dtype(h))
@@ -125,7 +121,7 @@ def o_norm(
   if kind == "layer":
     h = h - jnp.mean(h, axis=-1, keepdims=True)
   variance = jnp.mean(jnp.square(h), axis=-1, keepdims=True)
-  h = h * _inverse_root(variance, epsilon, unit)
+  h = h * _numerics.inverse_root(variance, epsilon, unit)
   if scale is not None:
     h = h * _per_feature("scale", scale, h)
   if bias is not None:
@@ -159,7 +155,7 @@ def o_inject(
 
   Reference: docs/concepts.md, OInject.
   """
-  carrier, p = _token_arguments("carrier", carrier, presence)
+  carrier, p = _checks.carriers_and_presence("carrier", carrier, presence)
   signal = jnp.asarray(signal)
   try:
     signal = jnp.broadcast_to(signal, carrier.shape)
@@ -170,132 +166,6 @@ def o_inject(
     ) from None
   carrier = _numerics.quarantine(carrier, p)
   return (carrier + _numerics.gate(signal, p)).astype(carrier.dtype)
-
-
-def o_standardize(
-  values: jax.Array,
-  presence: jax.Array,
-  *,
-  epsilon: float = 1e-6,
-  axis_name: AxisName | None = None,
-) -> jax.Array:
-  r"""Standardises every feature over the tokens, each by its presence.
-
-  .. math:: \mu = \frac{\sum_i p_i x_i}{\sum_i p_i}, \quad
-     \sigma^2 = \frac{\sum_i p_i (x_i - \mu)^2}{\sum_i p_i}, \quad
-     y_i = p_i \frac{x_i - \mu}{\sqrt{\sigma^2 + \epsilon}}
-
-  Args:
-    values: ``[..., n, d]``; statistics run over axis -2.
-    presence: ``[..., n]`` or ``[n]``.
-    epsilon: Positive, in units of the variance.
-    axis_name: Mapped axis over which the tokens are split; statistics are of
-      all.
-
-  Returns:
-    ``[..., n, d]`` in the dtype of `values`; 0 if no token is present.
-
-  Raises:
-    ValueError: `epsilon` is not positive, or the shapes do not fit.
-
-  Example:
-    >>> import jax.numpy as jnp
-    >>> x = jnp.array([[-3.0], [-1.0], [0.0]])
-    >>> o_standardize(x, jnp.array([1.0, 1.0, 0.0])).round(3).tolist()
-    [[-1.0], [1.0], [0.0]]
-
-  Reference: docs/concepts.md, OStandardize.
-  """
-  _checks.check_positive("epsilon", epsilon)
-  values, p = _token_arguments("values", values, presence)
-  x = _numerics.quarantine(values, p).astype(_numerics.wide_dtype(values, p))
-  weights = _numerics.shares(p, -1, axis_name)[..., None]
-  centred = x - _weighted_mean(x, weights, axis_name)
-  unit = _numerics.square_unit(centred, -2, axis_name)
-  centred = centred / unit
-  variance = _numerics.total(weights * jnp.square(centred), -2, axis_name)
-  scaled = centred * _inverse_root(variance, epsilon, unit)
-  # With nothing present the mean is no statistic: no derivative through it.
-  present = _numerics.largest((p != 0).astype(p.dtype), -1, axis_name)
-  gated = _numerics.gate(scaled, p)
-  return jnp.where(present[..., None] == 0, 0, gated).astype(values.dtype)
-
-
-def o_pool(
-  values: jax.Array,
-  presence: jax.Array,
-  *,
-  axis_name: AxisName | None = None,
-) -> jax.Array:
-  r"""The mean over the tokens, each by its presence.
-
-  .. math:: \sum_i p_i x_i / \sum_i p_i
-
-  Args:
-    values: ``[..., n, d]``; the mean runs over axis -2.
-    presence: ``[..., n]`` or ``[n]``.
-    axis_name: Mapped axis over which the tokens are split; the mean is of all.
-
-  Returns:
-    ``[..., d]`` in the dtype of `values`; 0 if no token is present.
-
-  Raises:
-    ValueError: The shapes do not fit.
-
-  Example:
-    >>> import jax.numpy as jnp
-    >>> o_pool(jnp.array([[1.0], [3.0], [0.0]]), jnp.array([1, 1, 0])).tolist()
-    [2.0]
-
-  Reference: docs/concepts.md, OPool.
-  """
-  values, p = _token_arguments("values", values, presence)
-  x = _numerics.quarantine(values, p).astype(_numerics.wide_dtype(values, p))
-  weights = _numerics.shares(p, -1, axis_name)[..., None]
-  mean = _weighted_mean(x, weights, axis_name)
-  return jnp.squeeze(mean, -2).astype(values.dtype)
-
-
-def present_mean(
-  losses: jax.Array,
-  presence: jax.Array,
-  *,
-  axis_name: AxisName | None = None,
-) -> jax.Array:
-  r"""The mean loss of the present tokens, over all axes.
-
-  .. math:: \sum_i p_i \ell_i / \sum_i p_i
-
-  No gradient flows through p: a model could lower its loss by shrinking the
-  tokens it finds hard.
-
-  Args:
-    losses: One loss a token, ``[..., n]``.
-    presence: ``[..., n]`` or ``[n]``.
-    axis_name: Mapped axis over which the losses are split, by tokens or by
-      samples, or several; the mean is of all.
-
-  Returns:
-    A float32 (or wider) scalar; 0 with zero gradient if nothing is present.
-
-  Raises:
-    ValueError: The shapes do not fit.
-
-  Example:
-    >>> import jax.numpy as jnp
-    >>> present_mean(jnp.array([1.0, 3.0, 9.0]), jnp.array([1, 1, 0]))
-    Array(2., dtype=float32)
-
-  Reference: docs/concepts.md, presence.
-  """
-  losses = jnp.asarray(losses)
-  _checks.check_floating("losses", losses)
-  p = _checks.presence_of("presence", presence, losses.shape)
-  p = lax.stop_gradient(p)
-  losses = _numerics.quarantine(losses, p)
-  weights = _numerics.shares(p, None, axis_name)
-  losses = losses.astype(_numerics.wide_dtype(losses, p))
-  return jnp.squeeze(_numerics.total(weights * losses, None, axis_name))
 
 
 def residual(fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
@@ -344,15 +214,6 @@ def compose(*fns: Callable[[Any], Any]) -> Callable[[Any], Any]:
   return composed
 
 
-def _token_arguments(
-  name: str, tokens: Any, presence: Any
-) -> tuple[jax.Array, jax.Array]:
-  tokens = jnp.asarray(tokens)
-  _checks.check_floating(name, tokens)
-  _checks.check_rank(name, tokens, 2, "[..., n, d]")
-  return tokens, _checks.presence_of("presence", presence, tokens.shape[:-1])
-
-
 def _per_feature(name: str, value: Any, like: jax.Array) -> jax.Array:
   value = jnp.asarray(value)
   if value.shape != like.shape[-1:]:
@@ -360,20 +221,3 @@ def _per_feature(name: str, value: Any, like: jax.Array) -> jax.Array:
       f"{name} must have shape {like.shape[-1:]}, got {value.shape}."
     )
   return jnp.broadcast_to(value.astype(like.dtype), like.shape)
-
-
-def _inverse_root(
-  variance: jax.Array, epsilon: float, unit: jax.Array
-) -> jax.Array:
-  """1 / √(σ² + ε), where σ² is in squares of the unit; finite for σ = 0."""
-  tiny = jnp.finfo(variance.dtype).tiny
-  added = jnp.asarray(epsilon, variance.dtype) * jnp.square(1 / unit)
-  return lax.rsqrt(variance + jnp.maximum(added, tiny))
-
-
-def _weighted_mean(
-  x: jax.Array, weights: jax.Array, axis_name: AxisName | None
-) -> jax.Array:
-  """Σ w x over axis -2, kept; corrected once, so that a constant is exact."""
-  mean = _numerics.total(weights * x, -2, axis_name)
-  return mean + _numerics.total(weights * (x - mean), -2, axis_name)

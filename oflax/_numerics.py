@@ -116,3 +116,12 @@ def square_unit(
   """A constant to divide by, lest squares overflow: 1 for ordinary values."""
   top = largest(jnp.abs(x), axis, axis_name)
   return jnp.where(top > 1e15, top, 1)
+
+
+def inverse_root(
+  variance: jax.Array, epsilon: float, unit: jax.Array
+) -> jax.Array:
+  """1 / √(σ² + ε), where σ² is in squares of the unit; finite for σ = 0."""
+  tiny = jnp.finfo(variance.dtype).tiny
+  added = jnp.asarray(epsilon, variance.dtype) * jnp.square(1 / unit)
+  return lax.rsqrt(variance + jnp.maximum(added, tiny))

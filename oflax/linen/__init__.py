@@ -1,6 +1,7 @@
 """Flax modules over the functions of oflax, in Flax's conventions."""
 
 from oflax.linen.attention import OAttention
+from oflax.linen.block import OBlock
 from oflax.linen.calibration import calibrate
 from oflax.linen.components import OFFN
 from oflax.linen.components import OInject
@@ -12,7 +13,6 @@ from oflax.linen.language_model import OLanguageModel
 from oflax.linen.presence import OPresence
 from oflax.linen.stacking import stack_blocks
 from oflax.linen.stacking import unstack_blocks
-from oflax.linen.transformer import OBlock
 from oflax.linen.transformer import OTransformer
 
 __all__ = (

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from oflax import _checks
 from oflax import _components
+from oflax import _statistics
 from oflax.linen.presence import WithPresence
 
 
@@ -226,7 +227,7 @@ class OStandardize(WithPresence):
   ) -> jax.Array:
     """Maps ``[..., n, d]`` to ``[..., n, d]``."""
     presence = self.own_presence(values, presence)
-    return _components.o_standardize(values, presence, epsilon=self.epsilon)
+    return _statistics.o_standardize(values, presence, epsilon=self.epsilon)
 
 
 class OPool(WithPresence):
@@ -249,7 +250,7 @@ class OPool(WithPresence):
     self, values: jax.Array, *, presence: jax.Array | None = None
   ) -> jax.Array:
     """Maps ``[..., n, d]`` to ``[..., d]``."""
-    return _components.o_pool(values, self.own_presence(values, presence))
+    return _statistics.o_pool(values, self.own_presence(values, presence))
 
 
 def branch_dropout(

@@ -11,7 +11,7 @@ from jax import lax
 import jax.numpy as jnp
 import optax
 
-from oflax import _components
+from oflax import _statistics
 from oflax.linen.embed import OEmbed
 from oflax.linen.transformer import OTransformer
 
@@ -152,7 +152,7 @@ class OLanguageModel(nn.Module):
     target, judged = next_ids(ids, self.null_id, segments)
     nats = optax.softmax_cross_entropy_with_integer_labels(logits, target)
     weight = judged.astype(nats.dtype)
-    bits = _components.present_mean(nats / math.log(2), weight)
+    bits = _statistics.present_mean(nats / math.log(2), weight)
     return bits, jnp.sum(weight)
 
   def hidden(self, ids: jax.Array, **arguments: Any) -> jax.Array:

@@ -21,7 +21,7 @@ import numpy as np
 
 from oflax import _checks
 from oflax import _compaction
-from oflax.linen import transformer
+from oflax.linen import block
 from oflax.retrofit import minilm_tau
 from oflax.retrofit import minilm_text
 from oflax.retrofit import minilm_weights
@@ -162,7 +162,7 @@ def load(
 
   Reference: Wang et al. 2020 (MiniLM); Reimers and Gurevych 2019.
   """
-  _checks.check_choice("variant", variant, transformer.VARIANTS)
+  _checks.check_choice("variant", variant, block.VARIANTS)
   if directory is None:
     folder = _installed()
     minilm_weights.check_hash(folder)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from rich import table as tables
 
-from oflax.linen.transformer import VARIANTS
+from oflax.linen.block import VARIANTS
 from oflax.studies.stacks import Stack
 
 NUM_BLOCKS = 2

@@ -6,7 +6,7 @@ import os
 from matplotlib import pyplot as plt
 import numpy as np
 
-from oflax.linen.transformer import VARIANTS
+from oflax.linen.block import VARIANTS
 from oflax.studies import figures
 from oflax.studies.ablation import NUM_BLOCKS
 from oflax.studies.ablation import Row

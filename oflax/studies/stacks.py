@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from oflax.linen import OTransformer
 from oflax.linen import calibrate
-from oflax.linen.transformer import VARIANTS
+from oflax.linen.block import VARIANTS
 from oflax.retrofit import minilm
 from oflax.retrofit import synthetic
 from oflax.retrofit.tabpfn_v3 import TabPFNV3

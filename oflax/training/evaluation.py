@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from oflax import _components
+from oflax import _statistics
 from oflax.training.step import Loss
 
 
@@ -61,7 +61,7 @@ def evaluation(
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *found)
     weight = stacked.pop("weight")
     means = {
-      name: float(_components.present_mean(x, weight))
+      name: float(_statistics.present_mean(x, weight))
       for name, x in stacked.items()
     }
     return {**means, "weight": float(jnp.sum(weight))}
