@@ -1,11 +1,16 @@
 """The matched cases of the retrofit study, and a host's predictions on them."""
 
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
+from collections.abc import Sequence
+from concurrent import futures
 import dataclasses
 import functools
 import itertools
+import os
 from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +21,7 @@ from oflax.retrofit.tabpfn_v3 import TabPFNV3
 from oflax.studies import tables
 
 TEST = 100
+Result = TypeVar("Result")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -81,6 +87,25 @@ def predict(
   """The means of the predictive distributions of the test rows, ``[S, M]``."""
   mean = _mean(module, variables, x, y, row_present, column_present)
   return np.asarray(mean)
+
+
+def side_by_side(
+  fn: Callable[[Batch], Result], batches: Sequence[Batch]
+) -> list[Result]:
+  """``[fn(batch) for batch in batches]``, on all cores.
+
+  Tables differ in shape, so each has programs of its own to compile, which
+  takes one core.
+
+  Args:
+    fn: Of a batch.
+    batches: In any number.
+
+  Returns:
+    The results, in the order of the batches.
+  """
+  with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    return list(pool.map(fn, batches))
 
 
 def _batch(name: str, splits: list[tables.Split]) -> Batch:

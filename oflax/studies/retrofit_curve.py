@@ -22,6 +22,7 @@ from oflax.studies import bootstrap
 from oflax.studies import stacks
 from oflax.studies.retrofit_cases import Batch
 from oflax.studies.retrofit_cases import predict
+from oflax.studies.retrofit_cases import side_by_side
 
 ALPHAS = tuple(float(f"{x:.3g}") for x in np.geomspace(1e-5, 1e-1, 9))
 VARIANTS = ("attention", "full")
@@ -107,12 +108,13 @@ def curve(
 
   def errors(variant: str, variables: Mapping[str, Any]) -> list[np.ndarray]:
     subject = module.clone(variant=variant, implementation="reference")
-    result = []
-    for batch in batches:
+
+    def of_batch(batch: Batch) -> np.ndarray:
       predicted = predict(subject, variables, batch.x, batch.y)
-      result.append(batch.errors(predicted))
       on_pass()
-    return result
+      return batch.errors(predicted)
+
+    return side_by_side(of_batch, batches)
 
   host = errors("host", base)
   cases, points = [], []

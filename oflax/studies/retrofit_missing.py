@@ -9,6 +9,7 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import functools
 from typing import Any
 
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from rich import table as tables
 from oflax.retrofit.tabpfn_v3 import TabPFNV3
 from oflax.studies.retrofit_cases import Batch
 from oflax.studies.retrofit_cases import predict
+from oflax.studies.retrofit_cases import side_by_side
 
 KINDS = ("rows", "columns", "cells")
 SHARES = (0.2, 0.5)
@@ -121,12 +123,10 @@ def missing(
     for share in shares:
       errors: dict[str, list[np.ndarray]] = {h: [] for h in HANDLINGS[kind]}
       differences = [0.0]
-      for batch in batches:
-        deletion = Deletion.draw(batch, kind, share)
-        given, mean, scale = _restandardised(batch, deletion)
-        predicted = {
-          h: run(h, given, deletion) * scale + mean for h in HANDLINGS[kind]
-        }
+      of_batch = functools.partial(_predictions, run, kind, share)
+      for batch, predicted in zip(
+        batches, side_by_side(of_batch, batches), strict=True
+      ):
         for handling, prediction in predicted.items():
           errors[handling].append(batch.errors(prediction))
         if "full, dropped" in predicted:
@@ -139,6 +139,15 @@ def missing(
         off = max(differences) if claimed else float("nan")
         result.append(Row(kind, share, handling, error, error / whole - 1, off))
   return result
+
+
+def _predictions(
+  run: "_Runner", kind: str, share: float, batch: Batch
+) -> dict[str, np.ndarray]:
+  """What each handling predicts, after the same deletion."""
+  deletion = Deletion.draw(batch, kind, share)
+  given, mean, scale = _restandardised(batch, deletion)
+  return {h: run(h, given, deletion) * scale + mean for h in HANDLINGS[kind]}
 
 
 def num_passes(batches: int, shares: int = len(SHARES)) -> int:
