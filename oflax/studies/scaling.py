@@ -302,8 +302,7 @@ The terms, forward: {forward.shares} array of a device's tokens and all heads
 {forward.blocks} of a block (1 MiB: scores, weights, a head's keys and values).
 Forward and backward: {both.shares} of all heads (the result, its gradient, that
 of the inputs), {both.groups} of two heads (gradients go round, too) and
-{both.blocks} of a block. Each grows with the tokens of a device, and a block
-not even with these.
+{both.blocks} of a block. None grows with the tokens of all devices.
 
 ## Worked
 
