@@ -5,6 +5,7 @@ import contextlib
 import os
 import sys
 import traceback
+from typing import NoReturn
 
 import jax
 from jax.experimental import multihost_utils
@@ -39,7 +40,8 @@ def joined(
 
   If another process dies, a computation that needs it fails, here and in all
   others, at once or after ``HEARTBEAT`` seconds at most. This one then says so
-  and exits with the status ``ABANDONED``: it could only wait for the dead.
+  and exits with the status ``ABANDONED``: it could only wait for the dead. If
+  it was process 0 that died, JAX aborts the others, with a message of its own.
 
   Args:
     coordinator: HOST:PORT where process 0 listens.
@@ -76,9 +78,11 @@ def joined(
     # short.
     multihost_utils.sync_global_devices("joined")
     yield
-  except jax.errors.JaxRuntimeError as error:
+  except BaseException as error:
     if num_processes == 1:
       raise
+    if not _left_alone(error):
+      _leave(traceback.format_exc(), 130 * isinstance(error, KeyboardInterrupt))
     first = str(error).partition("\n")[0]
     message = (
       f"Process {process_id} of {num_processes} stopped, most likely because"
@@ -86,14 +90,18 @@ def joined(
       f" {how_to_go_on}."
     )
     _leave(message, ABANDONED)
-  except BaseException as error:
-    if num_processes == 1:
-      raise
-    _leave(traceback.format_exc(), 130 * isinstance(error, KeyboardInterrupt))
   jax.distributed.shutdown()
 
 
-def _leave(message: str, status: int) -> None:
+def _left_alone(error: BaseException) -> bool:
+  """Whether it is what JAX raises if the others cannot be reached."""
+  return isinstance(error, jax.errors.JaxRuntimeError) or (
+    # Between two jitted functions it is no error of its own kind.
+    isinstance(error, ValueError) and "Gloo" in str(error)
+  )
+
+
+def _leave(message: str, status: int) -> NoReturn:
   """Exits at once: on its way out JAX would wait for the other processes."""
   print(message, file=sys.stderr)
   sys.stdout.flush()

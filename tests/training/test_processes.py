@@ -95,6 +95,12 @@ def test_one_killed_the_other_stops_and_both_go_on(tmp_path, alone):
   assert_same(tmp_path, alone)
 
 
+def test_an_error_of_the_program_is_told_from_the_loss_of_another_process():
+  lost = ValueError("UNKNOWN: Gloo AllGather failed: Connection reset by peer")
+  assert processes._left_alone(lost)
+  assert not processes._left_alone(ValueError("steps must be positive."))
+
+
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [
