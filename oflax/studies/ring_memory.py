@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 import numpy as np
 
 import oflax
+from oflax._attention import ring
 
 TOKENS = 32768
 HEADS = 8
@@ -38,12 +39,12 @@ class Terms:
   @property
   def size(self) -> float:
     """MiB of all of them."""
-    head = 4 * TOKENS // DEVICES * FEATURES / MIB
-    # Of `ring.AT_ONCE` and of `blocked.small_block_sizes`.
-    heads_at_once, block = 2, 1.0
+    tokens = TOKENS // DEVICES
+    head = 4 * tokens * FEATURES / MIB
+    block = 1.0  # Of `blocked.small_block_sizes`.
     return (
       HEADS * head * self.shares
-      + heads_at_once * head * self.groups
+      + ring.AT_ONCE // tokens * head * self.groups
       + block * self.blocks
     )
 
