@@ -1,4 +1,4 @@
-"""An in-context regressor beside standard ones on real tables."""
+"""In-context regressors beside standard ones on real tables."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+from sklearn import decomposition
 from sklearn import ensemble
 from sklearn import impute
 from sklearn import linear_model
@@ -17,6 +18,9 @@ from sklearn import preprocessing
 from oflax.studies import tables
 
 IN_CONTEXT = "in context"
+WITH_COMPONENTS = "with components"
+# Principal components whose variance is less than this share are rounding.
+SHARE = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,17 +67,51 @@ def baselines() -> dict[str, Any]:
     "random forest": ensemble.RandomForestRegressor(300, random_state=0),
   }
   return {
-    name: pipeline.make_pipeline(
-      impute.SimpleImputer(keep_empty_features=True),
-      preprocessing.StandardScaler(),
-      regressor,
-    )
+    name: pipeline.make_pipeline(*_preparation(), regressor)
     for name, regressor in regressors.items()
   }
 
 
+def with_components(regressor: Any) -> Any:
+  """A regressor that is shown the principal components beside the columns.
+
+  They are those of the training rows, prepared as for `baselines`, each scaled
+  to variance 1: what two nearly equal columns differ in is a column of its own.
+  The columns stay as they are, NaN where a cell is missing.
+
+  Args:
+    regressor: Of scikit-learn's kind, not fitted yet.
+
+  Returns:
+    Another one.
+
+  Example:
+    >>> split = tables.split(tables.load("iris"), seed=0)
+    >>> both = with_components("passthrough").fit(split.x_train)
+    >>> both.transform(split.x_test).shape  # Of three columns.
+    (50, 6)
+
+  Reference: Hollmann et al. 2025, who show such features to a part of an
+    ensemble.
+  """
+  components = pipeline.make_pipeline(
+    *_preparation(),
+    decomposition.PCA(1 - SHARE, whiten=True, svd_solver="full"),
+  )
+  both = pipeline.make_union("passthrough", components)
+  return pipeline.make_pipeline(both, regressor)
+
+
+def _preparation() -> tuple[Any, Any]:
+  """What is missing becomes the mean, and columns are standardised."""
+  return (
+    impute.SimpleImputer(keep_empty_features=True),
+    preprocessing.StandardScaler(),
+  )
+
+
 def compare(
-  factory: Callable[[], Any] | None,
+  factories: Mapping[str, Callable[[], Any]],
   names: Sequence[str] = tables.NAMES,
   seeds: Sequence[int] = tables.SEEDS,
   on_case: Callable[[str], None] = lambda table: None,
@@ -81,9 +119,10 @@ def compare(
   """The errors of all regressors on every table with every seed.
 
   Args:
-    factory: Makes the in-context regressor, anew for each case: something with
-      the `fit` and `predict` of scikit-learn, which is given the raw table, NaN
-      where a cell is missing. None: the standard ones alone.
+    factories: By name what makes an in-context regressor, anew for each case:
+      something with the `fit` and `predict` of scikit-learn, which is given the
+      raw table, NaN where a cell is missing. None of them: the standard ones
+      alone.
     names: Of the tables, as in `tables.NAMES`.
     seeds: Each chooses 100 rows to learn from and at most 100 others.
     on_case: Called with the name of the table before each case.
@@ -96,7 +135,7 @@ def compare(
     ImportError: The package of a table is not installed.
 
   Example:
-    >>> [case] = compare(None, ["iris"], seeds=[0])
+    >>> [case] = compare({}, ["iris"], seeds=[0])
     >>> case.errors["ridge"]
     0.250
 
@@ -108,7 +147,7 @@ def compare(
     for seed in seeds:
       on_case(name)
       split = tables.split(table, seed)
-      made = {} if factory is None else {IN_CONTEXT: factory()}
+      made = {subject: factory() for subject, factory in factories.items()}
       cases.append(
         Case(
           table=name,

@@ -5,11 +5,13 @@ reach: the bar for the in-context one.
 """
 
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import json
 import os
 import pathlib
+import types
 from typing import Any
 
 from matplotlib import pyplot as plt
@@ -52,8 +54,17 @@ def compare(
     The cases.
   """
   model = tabpfn_v3.load(checkpoint)
+
+  def in_context() -> tabpfn_v3.InContextRegressor:
+    return tabpfn_v3.InContextRegressor(model, permutations=PERMUTATIONS)
+
   cases = run(
-    lambda: tabpfn_v3.InContextRegressor(model, permutations=PERMUTATIONS)
+    {
+      tables_compare.IN_CONTEXT: in_context,
+      tables_compare.WITH_COMPONENTS: lambda: tables_compare.with_components(
+        in_context()
+      ),
+    }
   )
   folder.mkdir(parents=True, exist_ok=True)
   write(cases, folder / "tables.json")
@@ -65,15 +76,15 @@ def compare(
 
 
 def run(
-  factory: Callable[[], Any] | None = None,
+  factories: Mapping[str, Callable[[], Any]] = types.MappingProxyType({}),
   names: Sequence[str] | None = None,
   seeds: Sequence[int] = tables.SEEDS,
 ) -> list[Case]:
   """The whole comparison, with a progress bar; prints its tables.
 
   Args:
-    factory: Makes the in-context regressor, as for `tables_compare.compare`;
-      None: the standard ones alone.
+    factories: Of in-context regressors, as for `tables_compare.compare`; none:
+      the standard ones alone.
     names: Of the tables; None: all that are installed.
     seeds: Of the splits.
 
@@ -87,7 +98,7 @@ def run(
     def on_case(name: str) -> None:
       bar.update(task, advance=1, description=name)
 
-    cases = tables_compare.compare(factory, names, seeds, on_case)
+    cases = tables_compare.compare(factories, names, seeds, on_case)
   show(cases)
   return cases
 
@@ -138,10 +149,11 @@ def errors_table(cases: Sequence[Case]) -> rich_tables.Table:
 
 
 def ratios_table(cases: Sequence[Case]) -> rich_tables.Table:
-  """The in-context regressor against each of the others."""
+  """Each in-context regressor against each standard one."""
   count = len({case.table for case in cases})
   result = rich_tables.Table(
-    "RMSE, in context over",
+    "RMSE",
+    "over that of",
     "geometric mean",
     "95 % interval",
     "better",
@@ -149,6 +161,7 @@ def ratios_table(cases: Sequence[Case]) -> rich_tables.Table:
   )
   for ratio in tables_scores.ratios(cases):
     result.add_row(
+      ratio.subject,
       ratio.baseline,
       f"{ratio.mean:.3f}",
       f"{ratio.low:.3f} to {ratio.high:.3f}",
@@ -190,11 +203,11 @@ def plot(cases: Sequence[Case], path: PathLike) -> None:
   """The ratios of every table, a small dot for each seed.
 
   Args:
-    cases: With the in-context regressor.
+    cases: With an in-context regressor.
     path: Of the figure.
 
   Raises:
-    ValueError: The in-context regressor was not there.
+    ValueError: No in-context regressor was there.
   """
   found = tables_scores.ratios(cases)
   if not found:
@@ -202,18 +215,37 @@ def plot(cases: Sequence[Case], path: PathLike) -> None:
       f"cases must have errors of {tables_compare.IN_CONTEXT!r}, got"
       f" {list(cases[0].errors)}."
     )
+  subjects = list(dict.fromkeys(ratio.subject for ratio in found))
   names = list(dict.fromkeys(case.table for case in cases))
-  figure, axes = plt.subplots(
-    figsize=(7, 0.32 * len(names) + 1.4), layout="constrained"
+  figure, panels = plt.subplots(
+    ncols=len(subjects),
+    figsize=(1 + 5 * len(subjects), 0.32 * len(names) + 1.8),
+    sharex=True,
+    sharey=True,
+    squeeze=False,
+    layout="constrained",
   )
+  for subject, axes in zip(subjects, panels[0], strict=True):
+    _panel(axes, cases, [r for r in found if r.subject == subject])
+    _finish(axes, subject, names)
+  figures.save(figure, path)
+
+
+def _panel(
+  axes: plt.Axes,
+  cases: Sequence[Case],
+  found: Sequence[tables_scores.Ratio],
+) -> None:
+  """The ratios of one in-context regressor, a colour for each baseline."""
+  names = dict.fromkeys(case.table for case in cases)
   for i, ratio in enumerate(found):
     colour, shift = f"C{i}", 0.22 * (i - (len(found) - 1) / 2)
     interval = f"{ratio.low:.2f} to {ratio.high:.2f}"
-    label = f"{ratio.baseline}: {ratio.mean:.2f} ({interval})"
+    label = f"{ratio.baseline}\n{ratio.mean:.2f} ({interval})"
     for row, name in enumerate(names):
       values = np.array(
         [
-          case.errors[tables_compare.IN_CONTEXT] / case.errors[ratio.baseline]
+          case.errors[ratio.subject] / case.errors[ratio.baseline]
           for case in cases
           if case.table == name
         ]
@@ -223,16 +255,14 @@ def plot(cases: Sequence[Case], path: PathLike) -> None:
       mean = np.exp(np.mean(np.log(values)))
       axes.plot(mean, row + shift, "o", color=colour, label=label, markersize=5)
       label = ""
-  _finish(axes, names)
-  figures.save(figure, path)
 
 
-def _finish(axes: plt.Axes, names: Sequence[str]) -> None:
+def _finish(axes: plt.Axes, subject: str, names: Sequence[str]) -> None:
   axes.axvline(1, color=figures.INK, linewidth=1)
   axes.set_yticks(range(len(names)), names)
   axes.set(
     xscale="log",
-    xlabel="RMSE of the in-context regressor over that of the other",
+    xlabel=f"RMSE {subject} over that of",
     ylim=(len(names) - 0.5, -0.5),
   )
   axes.xaxis.set_major_locator(ticker.FixedLocator(_TICKS))

@@ -7,6 +7,7 @@ import numpy as np
 
 from oflax.studies import bootstrap
 from oflax.studies.tables_compare import IN_CONTEXT
+from oflax.studies.tables_compare import WITH_COMPONENTS
 from oflax.studies.tables_compare import Case
 
 
@@ -27,9 +28,10 @@ class Mean:
 
 @dataclasses.dataclass(frozen=True)
 class Ratio:
-  """The in-context regressor's error over a standard one's.
+  """An in-context regressor's error over a standard one's.
 
   Attributes:
+    subject: Name of the in-context one.
     baseline: Name of the standard one.
     mean: Geometric mean over all cases; below 1: the in-context one errs less.
     low: Lower end of its 95 % interval, from a bootstrap over tables.
@@ -38,6 +40,7 @@ class Ratio:
     cases: Of so many.
   """
 
+  subject: str
   baseline: str
   mean: float
   low: float
@@ -74,13 +77,13 @@ def means(cases: Sequence[Case]) -> list[Mean]:
 
 
 def ratios(cases: Sequence[Case]) -> list[Ratio]:
-  """The in-context regressor against each of the others.
+  """Each in-context regressor against each standard one.
 
   Args:
     cases: As `tables_compare.compare` returns them.
 
   Returns:
-    One for each other regressor; none if the in-context one was not there.
+    One for each pair; none if no in-context regressor was there.
 
   Raises:
     ValueError: There is no case.
@@ -95,29 +98,31 @@ def ratios(cases: Sequence[Case]) -> list[Ratio]:
   Reference: Efron & Tibshirani 1993.
   """
   subjects = _subjects(cases)
-  if IN_CONTEXT not in subjects:
-    return []
-  found = []
+  ours = [name for name in (IN_CONTEXT, WITH_COMPONENTS) if name in subjects]
+  baselines = [name for name in subjects if name not in ours]
+  return [
+    _ratio(cases, subject, baseline)
+    for subject in ours
+    for baseline in baselines
+  ]
+
+
+def _ratio(cases: Sequence[Case], subject: str, baseline: str) -> Ratio:
+  logs = np.array(
+    [np.log(c.errors[subject] / c.errors[baseline]) for c in cases]
+  )
   of = np.array([case.table for case in cases])
-  for baseline in subjects:
-    if baseline == IN_CONTEXT:
-      continue
-    logs = np.array(
-      [np.log(c.errors[IN_CONTEXT] / c.errors[baseline]) for c in cases]
-    )
-    by_table = [logs[of == name] for name in dict.fromkeys(of)]
-    low, high = _interval(by_table)
-    found.append(
-      Ratio(
-        baseline,
-        float(np.exp(np.mean(logs))),
-        float(np.exp(low)),
-        float(np.exp(high)),
-        int(np.sum(logs < 0)),
-        len(cases),
-      )
-    )
-  return found
+  by_table = [logs[of == name] for name in dict.fromkeys(of)]
+  low, high = _interval(by_table)
+  return Ratio(
+    subject,
+    baseline,
+    float(np.exp(np.mean(logs))),
+    float(np.exp(low)),
+    float(np.exp(high)),
+    int(np.sum(logs < 0)),
+    len(cases),
+  )
 
 
 def _subjects(cases: Sequence[Case]) -> list[str]:

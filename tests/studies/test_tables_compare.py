@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+from matplotlib import pyplot as plt
 import numpy as np
 import pytest
 
@@ -60,7 +61,10 @@ def test_all_learn_from_the_same_rows_and_ours_sees_what_is_missing(
 ):
   given, seen = [], []
   cases = tables_compare.compare(
-    lambda: Told(given), ["p", "q"], seeds=(0, 1), on_case=seen.append
+    {"in context": lambda: Told(given)},
+    ["p", "q"],
+    seeds=(0, 1),
+    on_case=seen.append,
   )
   assert seen == [case.table for case in cases] == ["p", "p", "q", "q"]
   assert [case.seed for case in cases] == [0, 1, 0, 1]
@@ -86,7 +90,21 @@ def test_a_divergent_regressor_is_refused(with_missing):
       return np.full(len(x), np.nan)
 
   with pytest.raises(ValueError, match=r"'p', seed 0, .* got 30 that are not"):
-    tables_compare.compare(lambda: Diverged([]), ["p"], seeds=[0])
+    tables_compare.compare({"ours": lambda: Diverged([])}, ["p"], seeds=[0])
+
+
+def test_components_stand_beside_the_columns_and_have_variance_1():
+  rng = np.random.default_rng(0)
+  x = rng.normal(size=(50, 4))
+  x[:, 1] = x[:, 0] + 1e-2 * x[:, 1]
+  x[:, 3] = 2 * x[:, 0]  # Exactly: it adds no direction.
+  shown = tables_compare.with_components("passthrough").fit_transform(x)
+  np.testing.assert_array_equal(shown[:, :4], x)
+  np.testing.assert_allclose(np.cov(shown[:, 4:].T), np.eye(3), atol=1e-9)
+  x[7, 2] = np.nan
+  shown = tables_compare.with_components("passthrough").fit_transform(x)
+  np.testing.assert_array_equal(shown[:, :4], x)
+  assert np.isfinite(shown[:, 4:]).all()
 
 
 def test_means_and_ratios_are_those_of_the_cases():
@@ -100,9 +118,29 @@ def test_means_and_ratios_are_those_of_the_cases():
   # Tables are resampled whole: all of one, or all of the other, is likely.
   assert (ridge.low, ridge.high) == pytest.approx((0.5**0.5, 3))
   assert (forest.low, forest.high) == pytest.approx((0.5**0.5, 9))
+  assert {ratio.subject for ratio in (ridge, forest)} == {"in context"}
   for summary in (tables_scores.means, tables_scores.ratios):
     with pytest.raises(ValueError, match=r"cases must .* got \[\]"):
       summary([])
+
+
+def test_in_context_regressors_are_not_compared_with_each_other(tmp_path):
+  both = [
+    dataclasses.replace(
+      case, errors={"in context": 0.2, "with components": 0.1, "ridge": 0.4}
+    )
+    for case in CASES
+  ]
+  pairs = [(r.subject, r.baseline, r.mean) for r in tables_scores.ratios(both)]
+  assert pairs == [
+    ("in context", "ridge", pytest.approx(0.5)),
+    ("with components", "ridge", pytest.approx(0.25)),
+  ]
+  sizes = []
+  for cases in (CASES, both):
+    tables_report.plot(cases, tmp_path / "ratios.png")
+    sizes.append(plt.imread(tmp_path / "ratios.png").shape[1])
+  assert sizes[1] > 1.5 * sizes[0]  # A panel for each.
 
 
 def test_it_prints_a_row_for_each_case_and_the_ratios(capsys, monkeypatch):
