@@ -76,11 +76,13 @@ def with_components(regressor: Any) -> Any:
   """A regressor that is shown the principal components beside the columns.
 
   They are those of the training rows, prepared as for `baselines`, each scaled
-  to variance 1: what two nearly equal columns differ in is a column of its own.
-  The columns stay as they are, NaN where a cell is missing.
+  to variance 1: what two nearly equal columns differ in is a column of its own,
+  unless that is `SHARE` of all variance or less. The columns stay as they are,
+  NaN where a cell is missing.
 
   Args:
-    regressor: Of scikit-learn's kind, not fitted yet.
+    regressor: Of scikit-learn's kind, not fitted yet; to be fitted to at least
+      two different rows, without infinite cells.
 
   Returns:
     Another one.

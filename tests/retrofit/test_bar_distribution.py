@@ -46,6 +46,15 @@ def test_it_passes_through_transformations():
   assert bool(jnp.all(jnp.isfinite(gradient)))
 
 
+def test_borders_of_numpy_are_those_of_jax():
+  bars = BarDistribution(default_borders(3))
+  logits, levels = jnp.zeros(3), jnp.array([0.1, 0.5])
+  assert float(bars.mean(logits)) == 0
+  quantiles = jax.jit(bars.quantiles)(logits, levels)
+  np.testing.assert_allclose(quantiles, bars.quantiles(logits, levels))
+  assert bars.quantiles(jnp.zeros((0, 3)), levels).shape == (0, 2)
+
+
 def test_default_borders_are_symmetric_and_increase():
   for buckets in (2, 7, 100, 5000):
     borders = default_borders(buckets)
@@ -58,7 +67,11 @@ def test_default_borders_are_symmetric_and_increase():
   ("call", "message"),
   [
     (lambda: BarDistribution(jnp.zeros(2)), r"borders must be .*got shape \(2"),
-    (lambda: BarDistribution(jnp.zeros(4)), r"borders must increase, got"),
+    (lambda: BarDistribution(jnp.zeros(4)), "borders must .* increase, got"),
+    (
+      lambda: BarDistribution(jnp.array([0.0, 1.0, jnp.inf])),
+      r"borders must be finite .* inf\]",
+    ),
     (lambda: BARS.mean(jnp.zeros(3)), r"logits must be .* got shape \(3,\)"),
     (lambda: BARS.log_density(LOGITS, 0.0), r"y must have shape \(2,\).*\(\)"),
     (lambda: BARS.quantiles(LOGITS, 0.5), r"levels must be \[q\].*\(\)"),

@@ -129,6 +129,26 @@ def test_test_rows_do_not_see_each_other(variables, small):
   np.testing.assert_allclose(run(variables, more, y)[:4], want, atol=1e-6)
 
 
+@pytest.mark.parametrize("filling", [np.nan, 3.4e38], ids=str)
+def test_cells_of_what_is_absent_have_no_derivative(small, filling):
+  module = TabPFNV3(host.TINY, "full", tau=1e-3)
+  variables = jax.jit(module.init)(jax.random.key(0), *small)
+  x, y, rows, columns = spread(*small, *PLACES["interleaved"], filling)
+
+  @jax.jit
+  def gradient(x):
+    present = {"row_present": rows, "column_present": columns}
+    return jax.grad(
+      lambda x: jnp.sum(module.apply(variables, x, y, **present) ** 2)
+    )(x)
+
+  got = np.asarray(gradient(x))
+  there = np.isfinite(x) & rows[:, None] & columns
+  np.testing.assert_array_equal(got[~there], 0)
+  assert np.all(np.isfinite(got))
+  assert np.any(got[there] != 0)
+
+
 def test_gradients_are_closed_and_finite_and_train(small):
   module = TabPFNV3(host.TINY, "full", tau=1e-3)
   variables = jax.jit(module.init)(jax.random.key(0), *small)

@@ -69,6 +69,18 @@ def disorder(tensors, header):
   tensors["regression_borders"] = -tensors["regression_borders"]
 
 
+def unbound(tensors, header):
+  tensors["regression_borders"][-1] = np.inf
+
+
+def diverge(tensors, header):
+  tensors[BIAS][3] = np.nan
+
+
+def misconfigure(tensors, header):
+  header["inference_config"] = "mine"
+
+
 def rename(tensors, header):
   header["architecture_name"] = "tabpfn_v3_5"
 
@@ -108,7 +120,10 @@ def forget_thresholds(tensors, header):
     (add, r"has, beyond its config, 1 tensors: x_embed\.more"),
     (reshape, r"x_embed\.weight must have shape \(12, 6\), got \(6, 12\)"),
     (count, r"x_embed\.bias must be floating point, got int32"),
-    (disorder, r"regression_borders: borders must increase"),
+    (disorder, r"regression_borders: borders must be finite and increase"),
+    (unbound, r"regression_borders must be finite, 1 are not"),
+    (diverge, r"x_embed\.bias must be finite, 1 are not"),
+    (misconfigure, r"inference_config must be a mapping, got 'mine'"),
     (rename, r"must have architecture_name 'tabpfn_v3', got 'tabpfn_v3_5'"),
     (anonymous, r"must have architecture_name 'tabpfn_v3', got None"),
     (unconfigured, r"has no config, got only \['architecture_name'"),
@@ -199,6 +214,14 @@ def test_other_variables_than_the_modules_are_not_saved(path):
   config = dataclasses.replace(module.config, num_buckets=7)
   with pytest.raises(ValueError, match=r"variables must hold .* of shape \(8,"):
     save(path, module.clone(config=config), variables)
+  more = {**variables, "params": {**variables["params"], "block_9": {"a": 1.0}}}
+  with pytest.raises(ValueError, match="those of module, got params/block_9/a"):
+    save(path, module, more)
+  wrong = jax.tree.map(lambda tau: -tau, variables["calibration"])
+  with pytest.raises(ValueError, match=r"variables: .*tau must be positive"):
+    save(path, module, {**variables, "calibration": wrong})
+  with pytest.raises(ValueError, match=r"notes must .* got \['config'\]"):
+    save(path, module, variables, notes={"config": 1, "mine": 2})
   with pytest.raises(ValueError, match=r"must end in .safetensors, got .*npz"):
     save(path.with_suffix(".npz"), module, variables)
   assert not list(path.parent.iterdir())

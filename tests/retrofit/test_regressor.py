@@ -52,6 +52,49 @@ def test_it_has_the_units_of_its_targets(regressor, data):
   np.testing.assert_allclose(got, want, atol=1e-3)
 
 
+@pytest.mark.parametrize("unit", [1e-250, 1e-9, 1e30, 1e250])
+def test_it_has_no_units_of_its_columns(regressor, data, unit):
+  x, y = data
+  want = regressor.predict(x[16:])
+  x = unit * (x.astype(np.float64) - [0, 1e6, -1e6])
+  other = InContextRegressor(host.FILE).fit(x[:16], y[:16])
+  np.testing.assert_allclose(other.predict(x[16:]), want, rtol=1e-5)
+
+
+def test_cells_beyond_those_of_the_train_rows_are_finite(regressor, data):
+  x = data[0][16:].astype(np.float64)
+  x[:3] = x[0]
+  x[:3, 0] = [1e300, -1e300, 1e30]
+  predicted = regressor.predict(x)
+  assert np.all(np.isfinite(predicted))
+  assert predicted[0] == pytest.approx(predicted[2])  # Both far beyond ±100.
+  x[0, 0] = np.inf
+  assert regressor.predict(x)[0] != pytest.approx(predicted[0], rel=1e-3)
+
+
+@pytest.mark.parametrize("unit", [1e-200, 1e200])
+def test_it_has_the_units_of_targets_of_any_size(regressor, data, unit):
+  x, y = data
+  other = InContextRegressor(host.FILE).fit(x[:16], unit * y[:16])
+  want = unit * regressor.predict(x[16:])
+  np.testing.assert_allclose(other.predict(x[16:]), want, rtol=1e-5)
+
+
+def test_it_keeps_what_it_was_fitted_to(regressor, data):
+  x, y = data[0].copy(), data[1]
+  want = regressor.predict(x[16:])
+  other = InContextRegressor(host.FILE).fit(x[:16], y[:16])
+  x[:16] = 99
+  np.testing.assert_array_equal(other.predict(x[16:]), want)
+
+
+def test_masked_cells_are_missing(regressor, data):
+  x = data[0][16:]
+  hidden = np.ma.masked_array(x, mask=x > 0)
+  want = regressor.predict(np.where(x > 0, np.nan, x))
+  np.testing.assert_array_equal(regressor.predict(hidden), want)
+
+
 def test_quantiles_increase_about_the_median(regressor, data):
   levels = (0.05, 0.5, 0.95)
   quantiles = regressor.predict_quantiles(data[0][16:], levels)
@@ -64,12 +107,14 @@ def test_a_row_is_predicted_alike_in_any_company(regressor, data):
   alone = np.concatenate([regressor.predict(row[None]) for row in x])
   np.testing.assert_allclose(regressor.predict(x), alone, rtol=1e-5)
   assert regressor.predict(x[:0]).shape == (0,)
+  assert regressor.predict_quantiles(x[:0]).shape == (0, 3)
 
 
 def test_one_permutation_is_the_network_to_the_bit(regressor, data):
   module, variables = host.model()
   padding = np.zeros((regressor_module.FEWEST_ROWS - 8, 3), np.float32)
-  table = np.concatenate([data[0], padding])
+  rest = regressor._within_range(data[0][16:].astype(np.float64))
+  table = np.concatenate([regressor.x_, rest, padding])
   logits = regressor_module._apply(module, variables, table, regressor.y_)
   want = logits[:8] / module.config.softmax_temperature
   np.testing.assert_array_equal(regressor.predict_logits(data[0][16:]), want)
@@ -130,8 +175,10 @@ def test_it_works_with_the_tools_of_scikit_learn(data):
 
 def test_constant_targets_and_one_row_are_predicted(data):
   x, _ = data
-  for rows in (1, 16):
-    model = InContextRegressor(host.FILE).fit(x[:rows], np.full(rows, 7.0))
+  for rows in (1, 3, 16):
+    # The mean of three times 0.1 is not 0.1.
+    model = InContextRegressor(host.FILE).fit(x[:rows], np.full(rows, 0.1))
+    assert (model.mean_, model.scale_) == (0.1, 1)
     assert np.all(np.isfinite(model.predict(x[16:])))
 
 
@@ -141,7 +188,20 @@ def test_constant_targets_and_one_row_are_predicted(data):
     (lambda m, x, y: m.fit(x, y[:3]), r"y must be \[N\].*got shape \(3,\)"),
     (lambda m, x, y: m.fit(x[0], y), r"X must be .*got shape \(3,\)"),
     (lambda m, x, y: m.fit(x, y * np.nan), "y must be finite, got 24"),
-    (lambda m, x, y: m.predict(x[:, :2]), r"3 columns of fit, got .*\(24, 2\)"),
+    (lambda m, x, y: m.predict(x[:, :2]), "2 features, .* expecting 3"),
+    (lambda m, x, y: m.fit(x + 1j, y), "X must be real .* got complex"),
+    (
+      lambda m, x, y: InContextRegressor(5).fit(x, y),
+      "model must be a file, or a pair .*, got 5",
+    ),
+    (
+      lambda m, x, y: m.predict_quantiles(x, 0.5),
+      r"levels must be \[q\], got shape \(\)",
+    ),
+    (
+      lambda m, x, y: m.set_params(softmax_temperature=0.0).predict(x),
+      r"softmax_temperature must be positive .* got 0\.0",
+    ),
     (
       lambda m, x, y: m.predict_quantiles(x, [1.0]),
       r"levels must be in \(0, 1\), got 1\.0",

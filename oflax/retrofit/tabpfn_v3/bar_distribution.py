@@ -67,7 +67,7 @@ class BarDistribution:
     borders: Of the buckets, increasing, ``[buckets + 1]``.
 
   Raises:
-    ValueError: The borders are too few, or do not increase.
+    ValueError: The borders are too few, not finite, or do not increase.
 
   Example:
     >>> import jax.numpy as jnp
@@ -91,8 +91,10 @@ class BarDistribution:
       )
     if isinstance(self.borders, jax.core.Tracer):
       return
-    if not np.all(np.diff(np.asarray(self.borders)) > 0):
-      raise ValueError(f"borders must increase, got {self.borders}.")
+    borders = np.asarray(self.borders)
+    if not (np.all(np.isfinite(borders)) and np.all(np.diff(borders) > 0)):
+      raise ValueError(f"borders must be finite and increase, got {borders}.")
+    object.__setattr__(self, "borders", jnp.asarray(borders))
 
   @property
   def widths(self) -> jax.Array:
@@ -155,7 +157,8 @@ class BarDistribution:
     reached = jnp.take_along_axis(below, bucket, axis=-1) - mass
     over = jnp.broadcast_to(levels, bucket.shape) - reached
     share = over / jnp.where(mass > 0, mass, 1)
-    return self._inside(bucket, jnp.clip(share, 0, 1)).reshape(*batch, -1)
+    points = self._inside(bucket, jnp.clip(share, 0, 1))
+    return points.reshape(*batch, levels.size)
 
   def _inside(self, bucket: jax.Array, share: jax.Array) -> jax.Array:
     """The point of a bucket that has a share of its mass below."""

@@ -89,7 +89,7 @@ def _read_safetensors(path: pathlib.Path) -> Contents:
   tensors, metadata = _weights.read(path)
   try:
     entries = {name: json.loads(entry) for name, entry in metadata.items()}
-  except json.JSONDecodeError as error:
+  except (json.JSONDecodeError, RecursionError) as error:
     raise ValueError(
       f"{path} has a header with an entry that is no JSON: {error}"
     ) from error
@@ -126,7 +126,7 @@ def _read_ckpt(path: pathlib.Path) -> Contents:
 def check_tensors(
   path: Any, tensors: Mapping[str, np.ndarray], wanted: Mapping[str, Any]
 ) -> None:
-  """Refuses tensors other than those wanted, of another shape or kind.
+  """Refuses tensors other than those wanted, of another shape or not finite.
 
   Args:
     path: Of the file, for the message.
@@ -152,3 +152,6 @@ def check_tensors(
       raise ValueError(
         f"{path}: {name} must be floating point, got {tensor.dtype}."
       )
+    wrong = int(np.sum(~np.isfinite(tensor)))
+    if wrong:
+      raise ValueError(f"{path}: {name} must be finite, {wrong} are not.")

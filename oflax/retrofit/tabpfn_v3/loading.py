@@ -23,6 +23,13 @@ from oflax.retrofit.tabpfn_v3.module import TabPFNV3
 
 MINI = pathlib.Path(__file__).with_name("v3-mini.safetensors")
 _TEMPERATURE = "SOFTMAX_TEMPERATURE"
+# What `load` reads in a header.
+_ENTRIES = {
+  "architecture_name",
+  "config",
+  "inference_config",
+  thresholds.ENTRY,
+}
 
 
 def load(
@@ -51,7 +58,7 @@ def load(
     FileNotFoundError: There is no such file.
     ImportError: A .ckpt, and no PyTorch.
     ValueError: A damaged file, another architecture, a classifier, a tensor
-      missing, one too many or of another shape, an unknown variant.
+      missing, one too many, of another shape or not finite, an unknown variant.
 
   Example:
     >>> import pathlib, tempfile, jax, jax.numpy as jnp
@@ -123,7 +130,8 @@ def save(
       `load` ignores them.
 
   Raises:
-    ValueError: Another ending, or variables that are not those of `module`.
+    ValueError: Another ending, variables that are not those of `module`, or a
+      note with the name of an entry that `load` reads.
 
   Example:
     >>> import jax, jax.numpy as jnp, pathlib, tempfile
@@ -145,6 +153,15 @@ def save(
   """
   given = traverse_util.flatten_dict(dict(variables), sep="/")
   leaves = _leaves(module)
+  taken = sorted(_ENTRIES & set(notes or {}))
+  if taken:
+    raise ValueError(f"notes must have names of their own, got {taken}.")
+  extra = sorted(given.keys() - leaves.keys())
+  if extra:
+    raise ValueError(
+      f"variables must be those of module, got {extra[0]}, too, and"
+      f" {len(extra) - 1} more."
+    )
   tensors = {}
   for name, leaf in leaves.items():
     if not name.startswith(names.COLLECTIONS):
@@ -170,6 +187,10 @@ def save(
 def _config(path: Any, entries: Mapping[str, Any]) -> V3Config:
   config = dict(entries["config"])
   inference = entries.get("inference_config") or {}
+  if not isinstance(inference, Mapping):
+    raise ValueError(
+      f"{path}: inference_config must be a mapping, got {inference!r:.80}."
+    )
   if inference.get(_TEMPERATURE) is not None:
     config["softmax_temperature"] = inference[_TEMPERATURE]
   try:

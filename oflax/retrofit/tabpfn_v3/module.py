@@ -82,7 +82,8 @@ class TabPFNV3(Part):
     """Predicts the targets of the test rows.
 
     Args:
-      x: The table, ``[..., R, C]``, train rows first; NaN and ±inf allowed.
+      x: The table, ``[..., R, C]``, train rows first; NaN and ±inf allowed, but
+        the squares of finite cells must not overflow.
       y: Standardised targets of the N train rows, ``[..., N]``, 1 ≤ N ≤ R.
       row_present: Boolean, ``[..., R]`` or ``[R]``; default: all.
       column_present: Boolean, ``[..., C]`` or ``[C]``; default: all.
@@ -101,8 +102,12 @@ class TabPFNV3(Part):
       "column_present", column_present, (*x.shape[:-2], x.shape[-1])
     )
     if self.variant == "host":
-      x, y = _missing(x, y, rows, columns)
+      x = _filled(x, rows, columns, jnp.nan)
+      if rows is not None:
+        y = jnp.where(rows[..., : y.shape[-1]], y, jnp.nan)
       rows = columns = None
+    # What stands in absent cells must not overflow, for the gradient's sake.
+    x = _filled(x, rows, columns, 0)
     borders = default_borders(self.config.num_buckets)
     constant(self, "borders", lambda: jnp.asarray(borders))
 
@@ -194,16 +199,15 @@ def _pattern(
   return present
 
 
-def _missing(
+def _filled(
   x: jax.Array,
-  y: jax.Array,
   rows: jax.Array | None,
   columns: jax.Array | None,
-) -> tuple[jax.Array, jax.Array]:
-  """Absence as an ordinary network is told of it: NaN."""
+  value: float,
+) -> jax.Array:
+  """The table with a value in the cells of absent rows and columns."""
   if rows is not None:
-    x = jnp.where(rows[..., None], x, jnp.nan)
-    y = jnp.where(rows[..., : y.shape[-1]], y, jnp.nan)
+    x = jnp.where(rows[..., None], x, value)
   if columns is not None:
-    x = jnp.where(columns[..., None, :], x, jnp.nan)
-  return x, y
+    x = jnp.where(columns[..., None, :], x, value)
+  return x

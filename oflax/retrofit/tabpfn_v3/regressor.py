@@ -41,7 +41,7 @@ class InContextRegressor(base.RegressorMixin, base.BaseEstimator):
       others, always the same; of few columns no more than there are.
 
   Raises:
-    ValueError: At `fit` or `predict`: data that do not fit.
+    ValueError: At `fit` or `predict`: data or arguments that do not fit.
 
   Example:
     >>> import jax, jax.numpy as jnp, numpy as np
@@ -85,13 +85,15 @@ class InContextRegressor(base.RegressorMixin, base.BaseEstimator):
     """Keeps the training data.
 
     Args:
-      X: Features, ``[N, C]``; NaN and infinite ones allowed.
+      X: Features, ``[N, C]``; NaN and infinite ones allowed. Of any size: the
+        network sees them in units of the range of each column.
       y: Targets, ``[N]``, finite.
 
     Returns:
       Itself.
     """
     x = _features(X)
+    validation.validate_data(self, X, reset=True, skip_check_array=True)
     y = np.asarray(y, np.float64)
     if y.shape != x.shape[:1] or y.size == 0:
       raise ValueError(
@@ -102,16 +104,15 @@ class InContextRegressor(base.RegressorMixin, base.BaseEstimator):
       raise ValueError(
         f"y must be finite, got {np.sum(~np.isfinite(y))} that are not."
       )
-    if self.softmax_temperature is not None:
-      _checks.check_positive("softmax_temperature", self.softmax_temperature)
     _checks.check_at_least("permutations", self.permutations, 1)
     self.module_, self.variables_ = self._loaded()
+    self._temperature()
     borders = self.variables_["constants"]["borders"]
     self.distribution_ = BarDistribution(borders)
-    self.mean_, self.scale_ = float(np.mean(y)), float(np.std(y)) or 1.0
-    self.x_ = x
+    self.mean_, self.scale_ = _mean_and_deviation(y)
     self.y_ = ((y - self.mean_) / self.scale_).astype(np.float32)
-    self.n_features_in_ = x.shape[1]
+    self.low_, self.high_ = _range(x)
+    self.x_ = self._within_range(x)
     return self
 
   def predict(self, X: Any) -> np.ndarray:  # noqa: N803
@@ -133,10 +134,11 @@ class InContextRegressor(base.RegressorMixin, base.BaseEstimator):
     Returns:
       ``[M, q]``, in the units of the targets.
     """
-    for level in levels:
+    q = np.asarray(levels, np.float64)
+    for level in q.ravel().tolist():
       _checks.check_interval("levels", level, 0, 1, "()")
     logits = self.predict_logits(X)
-    quantiles = self.distribution_.quantiles(logits, jnp.asarray(levels))
+    quantiles = self.distribution_.quantiles(logits, jnp.asarray(q))
     return self._restored(quantiles)
 
   def log_density(self, X: Any, y: Any) -> np.ndarray:  # noqa: N803
@@ -162,14 +164,9 @@ class InContextRegressor(base.RegressorMixin, base.BaseEstimator):
     """
     validation.check_is_fitted(self)
     x = _features(X)
-    if x.shape[1] != self.n_features_in_:
-      raise ValueError(
-        f"X must have the {self.n_features_in_} columns of fit, got shape"
-        f" {x.shape}."
-      )
-    temperature = self.softmax_temperature
-    if temperature is None:
-      temperature = self.module_.config.softmax_temperature
+    validation.validate_data(self, X, reset=False, skip_check_array=True)
+    x = self._within_range(x)
+    temperature = self._temperature()
     rows = FEWEST_ROWS
     while rows < len(x):
       rows *= 2
@@ -188,8 +185,33 @@ class InContextRegressor(base.RegressorMixin, base.BaseEstimator):
   def _loaded(self) -> tuple[TabPFNV3, Mapping[str, Any]]:
     if self.model is None or isinstance(self.model, str | os.PathLike):
       return load(self.model, self.variant or "host")
+    if not isinstance(self.model, tuple) or len(self.model) != 2:
+      raise ValueError(
+        "model must be a file, or a pair of a module and its variables, got"
+        f" {self.model!r:.80}."
+      )
     module, variables = self.model
     return module.clone(variant=self.variant or module.variant), variables
+
+  def _temperature(self) -> float:
+    temperature = self.softmax_temperature
+    if temperature is None:
+      return self.module_.config.softmax_temperature
+    _checks.check_positive("softmax_temperature", temperature)
+    return temperature
+
+  def _within_range(self, x: np.ndarray) -> np.ndarray:
+    """Each column from its least train cell on, over the range of those.
+
+    The network standardises columns itself, but in float32.
+    """
+    # By halves: the range of numbers in float64 may be beyond it.
+    half = self.high_ / 2 - self.low_ / 2
+    with np.errstate(over="ignore"):
+      scaled = (x / 2 - self.low_ / 2) / np.where(half > 0, half, 0.5)
+    largest = np.finfo(np.float32).max
+    finite = np.clip(scaled, -largest, largest)
+    return np.where(np.isinf(x), x, finite).astype(np.float32)
 
   def _restored(self, standardised: jax.Array) -> np.ndarray:
     """From standardised targets to their own units."""
@@ -233,8 +255,30 @@ def _apply(
   return logits
 
 
+def _mean_and_deviation(y: np.ndarray) -> tuple[float, float]:
+  """Of targets of any size; for equal ones the deviation counts as 1."""
+  if np.all(y == y[0]):
+    return float(y[0]), 1.0
+  unit = np.max(np.abs(y))
+  return float(np.mean(y / unit) * unit), float(np.std(y / unit) * unit)
+
+
+def _range(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """The least and largest finite cell of each column, 0 if there is none."""
+  finite = np.isfinite(x)
+  some = np.any(finite, axis=0)
+  low = np.min(np.where(finite, x, np.inf), axis=0)
+  high = np.max(np.where(finite, x, -np.inf), axis=0)
+  return np.where(some, low, 0), np.where(some, high, 0)
+
+
 def _features(x: Any) -> np.ndarray:
-  x = np.asarray(x, np.float32)
+  if isinstance(x, np.ma.MaskedArray):
+    x = np.ma.filled(x.astype(np.float64), np.nan)
+  x = np.asarray(x)
+  if x.dtype.kind in "cmM":
+    raise ValueError(f"X must be real numbers, got {x.dtype}.")
+  x = x.astype(np.float64)
   if x.ndim != 2 or x.shape[1] == 0:
     raise ValueError(
       f"X must be [rows, columns], of a column at least, got shape {x.shape}."

@@ -62,8 +62,10 @@ def standardized(x: jax.Array, train_weight: jax.Array) -> jax.Array:
     train_weight: ``[..., N]``, 0 or 1.
 
   Returns:
-    ``[..., C, R]``, finite, within ±100.
+    ``[..., C, R]``, finite, within ±100; computed in float32 or wider.
   """
+  dtype = x.dtype
+  x = x.astype(jnp.promote_types(dtype, jnp.float32))
   weight = train_weight[..., None, :].astype(x.dtype)
   finite = jnp.isfinite(x)
   known = finite[..., : weight.shape[-1]] & (weight > 0)
@@ -78,7 +80,7 @@ def standardized(x: jax.Array, train_weight: jax.Array) -> jax.Array:
   variance = _sum(jnp.square(x), weight) / jnp.maximum(rows - 1, 1)
   varies = (rows > 1) & (variance > 0)
   deviation = jnp.where(varies, jnp.sqrt(jnp.where(varies, variance, 1)), 1)
-  return jnp.clip(x / (deviation + EPSILON), -LIMIT, LIMIT)
+  return jnp.clip(x / (deviation + EPSILON), -LIMIT, LIMIT).astype(dtype)
 
 
 def known_targets(y: jax.Array, train_weight: jax.Array) -> jax.Array:

@@ -108,11 +108,10 @@ def find(
 
 def entry(flat: Mapping[str, Any], sites: Any) -> dict[str, Any]:
   """The thresholds as an entry of a header; none if none are there."""
-  taus = {
-    name: float(flat[name])
-    for name in sorted(sites)
-    if name.startswith("calibration/") and name in flat
-  }
+  sites = sorted(name for name in sites if name.startswith("calibration/"))
+  taus = {name: float(flat[name]) for name in sites if name in flat}
+  if taus:
+    _tree("variables", taus, set(sites))
   return {ENTRY: taus} if taus else {}
 
 
