@@ -12,7 +12,7 @@ import typer
 from oflax._commands import options
 
 STEPS = 1200
-PRETRAIN_STEPS = 7000
+PRETRAIN_STEPS = 15_000
 TEXT_STEPS = 1000
 
 

@@ -37,7 +37,7 @@ CONFIG = V3Config(
   softmax_scaling_mlp_hidden_dim=16,
   softmax_temperature=1.0,
 )
-STEPS = 7000
+STEPS = 15_000
 TABLES = 16
 ROWS = 128
 # Columns and train rows of a batch; each pair is a program to compile.
