@@ -19,7 +19,8 @@ from oflax.studies import tables
 
 IN_CONTEXT = "in context"
 WITH_COMPONENTS = "with components"
-# Principal components whose variance is less than this share are rounding.
+# The least principal components, of this share of all variance together, are
+# left out: some are rounding.
 SHARE = 1e-6
 
 
@@ -76,9 +77,9 @@ def with_components(regressor: Any) -> Any:
   """A regressor that is shown the principal components beside the columns.
 
   They are those of the training rows, prepared as for `baselines`, each scaled
-  to variance 1: what two nearly equal columns differ in is a column of its own,
-  unless that is `SHARE` of all variance or less. The columns stay as they are,
-  NaN where a cell is missing.
+  to variance 1: what two nearly equal columns differ in is a column of its own.
+  The least of them, of `SHARE` of all variance together, are left out. The
+  columns stay as they are, NaN where a cell is missing.
 
   Args:
     regressor: Of scikit-learn's kind, not fitted yet; to be fitted to at least

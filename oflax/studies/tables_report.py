@@ -11,7 +11,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import types
 from typing import Any
 
 from matplotlib import pyplot as plt
@@ -76,7 +75,7 @@ def compare(
 
 
 def run(
-  factories: Mapping[str, Callable[[], Any]] = types.MappingProxyType({}),
+  factories: Mapping[str, Callable[[], Any]],
   names: Sequence[str] | None = None,
   seeds: Sequence[int] = tables.SEEDS,
 ) -> list[Case]:
@@ -212,7 +211,7 @@ def plot(cases: Sequence[Case], path: PathLike) -> None:
   found = tables_scores.ratios(cases)
   if not found:
     raise ValueError(
-      f"cases must have errors of {tables_compare.IN_CONTEXT!r}, got"
+      "cases must have errors of an in-context regressor, got those of"
       f" {list(cases[0].errors)}."
     )
   subjects = list(dict.fromkeys(ratio.subject for ratio in found))
@@ -284,4 +283,4 @@ def _number(value: float, best: bool) -> str:
 
 
 if __name__ == "__main__":
-  run()
+  run({})

@@ -6,8 +6,7 @@ import dataclasses
 import numpy as np
 
 from oflax.studies import bootstrap
-from oflax.studies.tables_compare import IN_CONTEXT
-from oflax.studies.tables_compare import WITH_COMPONENTS
+from oflax.studies import tables_compare
 from oflax.studies.tables_compare import Case
 
 
@@ -97,13 +96,13 @@ def ratios(cases: Sequence[Case]) -> list[Ratio]:
 
   Reference: Efron & Tibshirani 1993.
   """
-  subjects = _subjects(cases)
-  ours = [name for name in (IN_CONTEXT, WITH_COMPONENTS) if name in subjects]
-  baselines = [name for name in subjects if name not in ours]
+  subjects, standard = _subjects(cases), tables_compare.baselines()
   return [
     _ratio(cases, subject, baseline)
-    for subject in ours
-    for baseline in baselines
+    for subject in subjects
+    if subject not in standard
+    for baseline in subjects
+    if baseline in standard
   ]
 
 

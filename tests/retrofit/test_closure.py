@@ -7,6 +7,7 @@ import pytest
 
 from oflax.retrofit.tabpfn_v3 import TabPFNV3
 from oflax.retrofit.tabpfn_v3 import calibrated
+from oflax.retrofit.tabpfn_v3.table import standardized
 from tests.retrofit import host
 from tests.retrofit import oracle
 
@@ -119,6 +120,14 @@ def test_a_table_of_nothing_is_finite(variables, small, kind):
     columns = np.zeros(8, bool)
   got = host.program("full")(variables, table, targets, rows, columns)
   assert bool(jnp.all(jnp.isfinite(got)))
+
+
+def test_a_table_in_half_precision_is_standardised_in_single():
+  x = 1000 * np.arange(8, dtype=np.float16)[None]
+  got = standardized(jnp.asarray(x), jnp.ones(6))
+  assert got.dtype == jnp.float16
+  want = standardized(jnp.asarray(x, jnp.float32), jnp.ones(6))
+  np.testing.assert_array_equal(got, want.astype(jnp.float16))
 
 
 def test_test_rows_do_not_see_each_other(variables, small):

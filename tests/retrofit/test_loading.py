@@ -159,6 +159,15 @@ def test_a_file_that_is_no_file_of_weights_is_refused(tmp_path):
     load(host.FILE, "half")
 
 
+def test_a_header_too_deep_to_be_read_is_refused(path, contents):
+  tensors, header = contents
+  metadata = {name: json.dumps(entry) for name, entry in header.items()}
+  metadata["config"] = 100_000 * "["
+  path.write_bytes(serialised(tensors, metadata))
+  with pytest.raises(ValueError, match="an entry that is no JSON"):
+    load(path)
+
+
 def test_the_state_of_a_training_loss_is_set_aside(path, contents):
   tensors, header = contents
   write(path, {**tensors, "criterion.borders": np.zeros(3)}, header)

@@ -88,6 +88,16 @@ def test_it_keeps_what_it_was_fitted_to(regressor, data):
   np.testing.assert_array_equal(other.predict(x[16:]), want)
 
 
+def test_columns_are_known_by_their_names(data):
+  pandas = pytest.importorskip("pandas")
+  x, y = data
+  frame = pandas.DataFrame(x, columns=list("abc"))
+  model = InContextRegressor(host.FILE).fit(frame[:16], y[:16])
+  assert model.predict(frame[16:]).shape == (8,)
+  with pytest.raises(ValueError, match="feature names should match"):
+    model.predict(frame[16:][list("cba")])
+
+
 def test_masked_cells_are_missing(regressor, data):
   x = data[0][16:]
   hidden = np.ma.masked_array(x, mask=x > 0)

@@ -106,7 +106,7 @@ class InContextRegressor(base.RegressorMixin, base.BaseEstimator):
       )
     _checks.check_at_least("permutations", self.permutations, 1)
     self.module_, self.variables_ = self._loaded()
-    self._temperature()
+    self._temperature()  # A wrong one is refused here.
     borders = self.variables_["constants"]["borders"]
     self.distribution_ = BarDistribution(borders)
     self.mean_, self.scale_ = _mean_and_deviation(y)
